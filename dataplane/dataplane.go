@@ -131,19 +131,21 @@ type Verb string
 // The verbs. Each is idempotent: done twice it is done once, and undoing what isn't there succeeds.
 const (
 	// Create makes Link in the router's namespace with its alias, group and master, and leaves it down whatever
-	// Link.Up says. A link of that name with the same owner, kind and values is success; any other is ErrInTheWay.
+	// Link.Up says. A link of that name with the same owner, kind and values is success (it is put into Link.Group where
+	// it is in another); any other is ErrInTheWay. A Link without an owner is ErrNotOurs.
 	Create Verb = "create"
 	// Expose moves the staged Link into the router's namespace under Link.Name and sets it up in one message, then puts
-	// its addresses back (a move flushes them). It needs the shadow of the last Stage; a link that is there already with
-	// the same owner is success.
+	// its addresses back (a move flushes them). It needs the shadow of the last Stage (ErrNotFound); of a link that is there
+	// already with the same owner, kind, parent and mode only what differs is set.
 	Expose Verb = "expose"
 	// Set changes the link called Link.Name, in place, to Link's values: local, MTU (0: left), master, VLAN, learning,
-	// neighbour suppression, addresses, up or down. Only what differs is written, nothing when nothing does. What can't
-	// be changed in place (kind, VNI, port, parent) must already agree: ErrInTheWay. A link that isn't there is ErrNotFound.
+	// neighbour suppression, VLAN awareness, addresses, up or down. Only what differs is written, nothing when nothing
+	// does. What can't be changed in place (kind, VNI, port, parent, mode) must already agree: ErrInTheWay. A link that
+	// isn't there is ErrNotFound; one whose owner isn't Link.Owner is ErrNotOurs.
 	Set Verb = "set"
 	// Delete deletes the link called Link.Name. One that isn't there is success; one whose owner isn't Link.Owner is ErrNotOurs.
 	Delete Verb = "delete"
-	// Regroup puts Link.Name into Group. A link that isn't there is success.
+	// Regroup puts Link.Name into Group. A link that isn't there is success, one that isn't ours is ErrNotOurs.
 	Regroup Verb = "regroup"
 	// GroupUp and GroupDown set every link of Group up or down in one message, GroupDelete deletes them all. The
 	// kernel does it to every member, whoever made it, so the members are read first: one that isn't ours is
@@ -245,9 +247,11 @@ type Kernel interface {
 	Stage(ctx context.Context, staged, proofs []Link) error
 	// Unstage drops the shadow and all that is still in it. None is success.
 	Unstage() error
-	// Apply does ops in order, as one netlink batch wherever the kernel lets it: it reads the links once, drops what is
-	// done already, and sends the rest in one write (an Expose needs the shadow's socket, and its own). It stops being
-	// atomic there: after an error, which is an *OpError naming the first op that failed, the ops' undos put things back.
+	// Apply does ops in order, as one netlink batch wherever the kernel lets it: it reads the links once, checks every op,
+	// drops what is done already, and sends the rest in one write (an Expose needs the shadow's socket, and its own). What
+	// a check refuses changes nothing. After any other error, which is an *OpError naming the first op that failed, there
+	// is no telling what was done: the kernel goes on with the messages behind a failed one. The undos of all ops put
+	// things back.
 	Apply(ctx context.Context, ops []Op) error
 	// Received is the number of packets that each of the named links has received (rx_packets), in the order of names; 0
 	// for one that isn't there.
