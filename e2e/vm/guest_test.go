@@ -1,0 +1,62 @@
+//go:build guest
+
+package vm
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+func TestGuestKernelHasEveryLink(t *testing.T) {
+	if err := ProbeNative(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestGuestFRRIsTheReleases(t *testing.T) {
+	out, err := exec.Command("/usr/lib/frr/zebra", "--version").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	said, ok := parseFRRVersion(string(out))
+	if !ok {
+		t.Fatalf("zebra says %q", out)
+	}
+	rel, err := Default.Release(os.Getenv("VTEPD_FRR_RELEASE"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := os.Getenv("VTEPD_FRR_VERSION"); said != want || said != rel.FRR {
+		t.Errorf("zebra says %s, the harness %s, the recipe %s", said, want, rel.FRR)
+	}
+}
+
+func TestGuestSeesTheCheckoutReadOnly(t *testing.T) {
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := FindCheckout(dir); err != nil {
+		t.Fatal(err)
+	}
+	err = os.WriteFile("written-by-a-guest", nil, 0o644)
+	if err == nil || !strings.Contains(err.Error(), "read-only file system") {
+		t.Errorf("write into the checkout: %v, would be refused as read-only", err)
+	}
+}
+
+func TestGuestKeepsArtifacts(t *testing.T) {
+	dir := os.Getenv("VTEPD_ARTIFACTS")
+	file, err := os.CreateTemp(dir, "probe-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := file.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(file.Name()); err != nil {
+		t.Fatal(err)
+	}
+}
