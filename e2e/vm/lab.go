@@ -16,9 +16,9 @@ import (
 	"vtepd/e2e/vm/guestinit"
 )
 
-// grace is what a command gets beyond its own deadline: it should end itself,
-// and say where it hung.
-const grace = 30 * time.Second
+// Grace is what a test binary gets beyond its own deadline: it should end
+// itself, and say where it hung.
+const Grace = 30 * time.Second
 
 // Lab is what the commands of one checkout see, in a guest or natively: the
 // checkout read-only at its own path, a directory for artifacts, and whatever
@@ -153,13 +153,12 @@ func TestTimeout(args []string) (time.Duration, error) {
 	return timeout, nil
 }
 
-// WithOuterDeadline bounds ctx beyond a command's own timeout; 0 is no bound.
-func WithOuterDeadline(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+// WithDeadline bounds ctx and says so when it ends; 0 is no bound.
+func WithDeadline(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
 	if timeout == 0 {
 		return context.WithCancel(ctx)
 	}
-	return context.WithTimeoutCause(ctx, timeout+grace,
-		fmt.Errorf("its deadline of %s passed %s ago", timeout, grace))
+	return context.WithTimeoutCause(ctx, timeout, fmt.Errorf("its deadline of %s passed", timeout))
 }
 
 // DropArtifacts removes the artifacts of a command that succeeded, unless there

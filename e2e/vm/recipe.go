@@ -321,7 +321,14 @@ var (
 	virtiofsd  = tool{name: "virtiofsd", pkg: "virtiofsd", paths: []string{"/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd"}}
 	mmdebstrap = tool{name: "mmdebstrap", pkg: "mmdebstrap"}
 	kmod       = tool{name: "depmod", pkg: "kmod", paths: []string{"/sbin/depmod", "/usr/sbin/depmod"}}
-	ccompiler  = tool{name: "gcc", pkg: "gcc libc6-dev"} // the race detector's
+
+	// What the tests outside the guests need beside those.
+	hostTools = []tool{
+		{name: "make", pkg: "make"},
+		{name: "gcc", pkg: "gcc libc6-dev"}, // the race detector's
+		{name: "ip", pkg: "iproute2"},
+		{name: "ping", pkg: "iputils-ping"},
+	}
 )
 
 func (t tool) find() (string, bool) {
@@ -390,29 +397,35 @@ func debianVersion() string {
 
 // Setup installs what the lab lacks on a Debian host, as root, without asking.
 func Setup(ctx context.Context, log io.Writer) error {
-	err := need(qemu, virtiofsd, mmdebstrap, kmod, ccompiler)
+	wanted := append([]tool{qemu, virtiofsd, mmdebstrap, kmod}, hostTools...)
 	var missing *MissingError
-	if !errors.As(err, &missing) {
-		return err
-	}
-	if _, lookErr := exec.LookPath("apt-get"); lookErr != nil || os.Geteuid() != 0 {
-		return err
-	}
-	fmt.Fprintf(log, "lab: installing %s\n", strings.Join(missing.Packages, " "))
-	apt := func(args ...string) error {
-		cmd := exec.CommandContext(ctx, "apt-get", append([]string{"-q", "-o", "DPkg::Lock::Timeout=300"}, args...)...)
-		cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
-		out, err := cmd.CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("apt-get %s: %w\n%s", strings.Join(args, " "), err, tail(out, 4000))
-		}
+	err := need(wanted...)
+	errors.As(err, &missing)
+	if _, unknown := Default.kernelPackage(ctx); missing == nil && unknown == nil {
 		return nil
 	}
-	if err := apt("update"); err != nil {
+	if _, lookErr := exec.LookPath("apt-get"); lookErr != nil || os.Geteuid() != 0 {
+		return errors.Join(err, errors.New("only root on Debian can have it installed"))
+	}
+	if err := apt(ctx, "update"); err != nil {
 		return err
 	}
-	if err := apt(append([]string{"install", "-y", "--no-install-recommends"}, missing.Packages...)...); err != nil {
+	if missing == nil {
+		return nil
+	}
+	fmt.Fprintf(log, "lab: installing %s\n", strings.Join(missing.Packages, " "))
+	if err := apt(ctx, append([]string{"install", "-y", "--no-install-recommends"}, missing.Packages...)...); err != nil {
 		return err
 	}
-	return need(qemu, virtiofsd, mmdebstrap, kmod, ccompiler)
+	return need(wanted...)
+}
+
+func apt(ctx context.Context, args ...string) error {
+	cmd := exec.CommandContext(ctx, "apt-get", append([]string{"-q", "-o", "DPkg::Lock::Timeout=300"}, args...)...)
+	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("apt-get %s: %w\n%s", strings.Join(args, " "), err, tail(out, 4000))
+	}
+	return nil
 }

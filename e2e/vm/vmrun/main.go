@@ -101,9 +101,12 @@ func parse(verb string, args []string) (invocation, error) {
 		return inv, errors.New("no command line to run")
 	}
 	if inv.test && inv.timeout == 0 {
-		var err error
-		if inv.timeout, err = vm.TestTimeout(inv.argv[1:]); err != nil {
+		timeout, err := vm.TestTimeout(inv.argv[1:])
+		if err != nil {
 			return inv, err
+		}
+		if timeout > 0 {
+			inv.timeout = timeout + vm.Grace
 		}
 	}
 	return inv, nil
@@ -159,7 +162,7 @@ func (inv invocation) in(ctx context.Context, lab vm.Lab, self string, c vm.Comm
 		if err := vm.ProbeNative(); err != nil {
 			return 0, err
 		}
-		ctx, cancel := vm.WithOuterDeadline(ctx, inv.timeout)
+		ctx, cancel := vm.WithDeadline(ctx, inv.timeout)
 		defer cancel()
 		exit, err := lab.RunNative(ctx, self, c)
 		return exit.Status, err
@@ -178,7 +181,7 @@ func (inv invocation) in(ctx context.Context, lab vm.Lab, self string, c vm.Comm
 			_ = guest.Signal(syscall.SIGQUIT)
 		}
 	}()
-	ctx, cancel := vm.WithOuterDeadline(ctx, inv.timeout)
+	ctx, cancel := vm.WithDeadline(ctx, inv.timeout)
 	defer cancel()
 	exit, err := guest.Run(ctx, c)
 	vm.WriteComplaints(os.Stderr, exit)

@@ -1,0 +1,157 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// result is what the tests of one package did in one place.
+type result struct {
+	pkg, where, frr         string // frr is "" where there is none
+	passed, failed, skipped int
+	took                    time.Duration
+}
+
+// event is a line of go test -json.
+type event struct {
+	Action  string
+	Package string
+	Test    string
+	Elapsed float64
+	Output  string
+	// ImportPath stands in for Package in what the build says.
+	ImportPath string
+}
+
+// tally follows the events of one package.
+type tally struct {
+	verdict  map[string]string // of each test that began: "", pass, fail, skip
+	output   map[string][]string
+	package_ string // the package's own verdict
+}
+
+func newTally() *tally {
+	return &tally{verdict: map[string]string{}, output: map[string][]string{}}
+}
+
+func (t *tally) add(e event) {
+	switch e.Action {
+	case "run":
+		t.verdict[e.Test] = ""
+	case "output", "build-output":
+		t.output[e.Test] = append(t.output[e.Test], e.Output)
+	case "pass", "fail", "skip":
+		if e.Test == "" {
+			t.package_ = e.Action
+			return
+		}
+		t.verdict[e.Test] = e.Action
+	}
+}
+
+// count counts the tests that have no tests below them, and a failure once: a
+// parent counts when it failed and nothing below it did. A test that began and
+// didn't end has failed.
+func (t *tally) count() (passed, failed, skipped int) {
+	parent, blamed := map[string]bool{}, map[string]bool{}
+	for name, v := range t.verdict {
+		for i := strings.LastIndexByte(name, '/'); i > 0; i = strings.LastIndexByte(name[:i], '/') {
+			parent[name[:i]] = true
+			if bad(v) {
+				blamed[name[:i]] = true
+			}
+		}
+	}
+	for name, v := range t.verdict {
+		switch {
+		case bad(v):
+			if !blamed[name] {
+				failed++
+			}
+		case parent[name]:
+		case v == "skip":
+			skipped++
+		default:
+			passed++
+		}
+	}
+	return passed, failed, skipped
+}
+
+func bad(verdict string) bool { return verdict == "fail" || verdict == "" }
+
+// report writes what a reader needs of a package that isn't fine: the output of
+// the tests that failed or were skipped, and what stands outside any test.
+func (t *tally) report(w io.Writer) {
+	var names []string
+	for name, v := range t.verdict {
+		if v != "pass" {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	for _, name := range append(names, "") {
+		for _, line := range t.output[name] {
+			io.WriteString(w, "    "+strings.TrimSuffix(line, "\n")+"\n")
+		}
+	}
+}
+
+// readEvents hands every event of a stream to f. Lines that aren't events are
+// what a tool said outside of any test.
+func readEvents(r io.Reader, f func(event)) error {
+	lines := bufio.NewReader(r)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if len(line) > 0 {
+			var e event
+			if json.Unmarshal(line, &e) != nil || e.Action == "" {
+				e = event{Action: "output", Output: string(line)}
+			}
+			f(e)
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// total adds results up.
+func total(results []result) (sum result) {
+	for _, r := range results {
+		sum.passed += r.passed
+		sum.failed += r.failed
+		sum.skipped += r.skipped
+		sum.took += r.took
+	}
+	return sum
+}
+
+// writeTable writes what ran where, and as the last line the sums.
+func writeTable(w io.Writer, results []result) error {
+	fmt.Fprintln(w)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "where\tFRR\tpassed\tfailed\tskipped\tseconds\t  package")
+	for _, r := range results {
+		frr := r.frr
+		if frr == "" {
+			frr = "-"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%.1f\t  %s\n", r.where, frr, r.passed, r.failed, r.skipped, r.took.Seconds(), r.pkg)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	sum := total(results)
+	_, err := fmt.Fprintf(w, "\n%d passed, %d failed, %d skipped\n", sum.passed, sum.failed, sum.skipped)
+	return err
+}
