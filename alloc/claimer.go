@@ -150,7 +150,43 @@ func (c *Claimer) plan(claims []Claim) []Proposal {
 			c.v.set(*u.before)
 		}
 	}
+	inOrder(out)
 	return out
+}
+
+// inOrder lets the first claim of a new group be the one that makes or binds its allocation, whichever's turn decided the value, so
+// that proposals can be taken in the order that they come in.
+func inOrder(ps []Proposal) {
+	for i := range ps {
+		maker := &ps[i]
+		if maker.Claim.Group == "" || maker.Action != Create && maker.Action != Bind {
+			continue
+		}
+		for j := range ps[:i] {
+			if ps[j].Action == Join && ps[j].Allocation.Name == maker.Allocation.Name {
+				first := &ps[j]
+				first.Action, maker.Action = maker.Action, Join
+				first.Before, maker.Before = maker.Before, nil
+				break
+			}
+		}
+		// Each proposal shows the allocation as it is once that one has been taken.
+		var sofar *Allocation
+		for j := range ps {
+			p := &ps[j]
+			if p.Condition != nil || p.Action == Keep || p.Allocation.Name != maker.Allocation.Name {
+				continue
+			}
+			h := p.Allocation.Holders[p.Allocation.holder(p.Claim.Name, p.Claim.UID)]
+			if sofar == nil {
+				bare := p.Allocation.clone()
+				bare.Holders = nil
+				sofar = &bare
+			}
+			p.Allocation = sofar.with(h)
+			sofar = &p.Allocation
+		}
+	}
 }
 
 // propose answers one claim from what is known.
