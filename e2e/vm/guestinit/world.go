@@ -48,7 +48,7 @@ func Dispatch() {
 		status, err := runWorld(os.Stdin)
 		if err != nil {
 			fmt.Fprintf(os.Stderr, "lab: %v\n", err)
-			status = 126
+			status = max(status, 126)
 		}
 		os.Exit(status)
 	case os.Args[0] == modprobePath:
