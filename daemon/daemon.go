@@ -1,0 +1,342 @@
+// Package daemon is the loop: one goroutine owns the router and turns wake-ups into transactions. What a config means, what
+// a plan is and how it is carried out are the business of the packages below it.
+package daemon
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"vtepd/daemon/config"
+	"vtepd/daemon/plan"
+	"vtepd/daemon/state"
+	"vtepd/daemon/status"
+	"vtepd/daemon/txn"
+	"vtepd/frr"
+)
+
+// Daemon is the owner of one router. Make it with its fields set, and Run it once.
+type Daemon struct {
+	Ports
+	Config string          // the file or directory
+	Hints  <-chan struct{} // look again: the file, the kernel
+	Board  *status.Board
+	Log    *slog.Logger
+
+	generation uint64 // live
+	netns      []string
+	told       string // what was logged last: one line a transition
+	backoff    time.Duration
+	// failed is the plan that was rolled back last, and until when the same one isn't tried again.
+	failed      string
+	failedUntil time.Time
+}
+
+// How long the loop waits before it looks again by itself.
+const (
+	lookFirst   = 500 * time.Millisecond // for FRR, a pool, a parent; doubling
+	lookMost    = 15 * time.Second
+	retryFailed = 30 * time.Second // the same plan after a rollback
+)
+
+// Run works until ctx ends, then finishes or undoes what runs, and leaves the data plane as it is. It returns an error only
+// for what no wait mends: a state directory that can't be read or was written by a newer vtepd.
+func (d *Daemon) Run(ctx context.Context) error {
+	last, err := d.Journal.Committed()
+	if err != nil {
+		return err
+	}
+	d.generation = last.Generation
+	if err := d.recover(ctx); err != nil || ctx.Err() != nil {
+		return err
+	}
+	for {
+		wait := d.reconcile(ctx)
+		var again <-chan time.Time
+		if wait > 0 {
+			again = time.After(wait)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-d.Hints:
+		case <-again:
+		}
+	}
+}
+
+// recover undoes or finishes what an earlier daemon, or a rollback that got stuck, left, for as long as that takes.
+func (d *Daemon) recover(ctx context.Context) error {
+	rec, err := d.Journal.Load()
+	if err != nil {
+		return err
+	}
+	if rec == nil {
+		return nil
+	}
+	word := "undoing"
+	if rec.Forward() {
+		word = "finishing"
+	}
+	msg := fmt.Sprintf("%s the transaction of generation %d that was left after %d of %d steps",
+		word, rec.Plan.Generation, rec.Begun(), len(rec.Plan.Steps))
+	d.Log.Info("recovering", "generation", rec.Plan.Generation, "what", msg)
+	d.Board.Update(func(s *status.Snapshot) { s.Condition, s.Messages = status.Recovering, []string{msg} })
+	for wait := lookFirst; ; wait = min(2*wait, lookMost) {
+		r, done := d.runner(rec.Plan, time.Minute)
+		err := r.Recover(ctx, *rec)
+		if err == nil {
+			done("recovered")
+			if rec.Forward() {
+				d.generation = rec.Plan.Generation
+			}
+			return nil
+		}
+		if errors.Is(err, txn.ErrStopped) {
+			return nil
+		}
+		d.degraded(err)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(wait):
+		}
+		// More marks may be there by now.
+		if again, err := d.Journal.Load(); err != nil {
+			return err
+		} else if again != nil {
+			rec = again
+		}
+	}
+}
+
+func (d *Daemon) degraded(err error) {
+	d.say(slog.LevelError, "degraded", err.Error())
+	d.Board.Update(func(s *status.Snapshot) {
+		s.Condition = status.Degraded
+		s.Failure = failure(err)
+		s.Messages = []string{err.Error()}
+	})
+}
+
+// reconcile looks at everything once and carries out what is to be done. It returns when to look again without a hint; 0:
+// not at all.
+func (d *Daemon) reconcile(ctx context.Context) time.Duration {
+	cfg, err := config.Load(d.Config)
+	if err != nil {
+		d.settle(status.Invalid, lines(err)...)
+		return 0
+	}
+	d.Board.Update(func(s *status.Snapshot) { s.Node = cfg.Node.Name })
+	d.netns = namespaces(cfg)
+	prep, err := Prepare(ctx, d.Ports, cfg)
+	switch {
+	case ctx.Err() != nil:
+		return 0
+	case errors.Is(err, frr.ErrUnreachable):
+		return d.waiting(err.Error())
+	case err != nil:
+		d.settle(status.Refused, err.Error())
+		return d.later()
+	case len(prep.Waiting) > 0:
+		return d.waiting(prep.Waiting...)
+	case len(prep.Refusals) > 0:
+		var msgs []string
+		for _, r := range prep.Refusals {
+			msgs = append(msgs, r.Error())
+		}
+		d.settle(status.Refused, msgs...)
+		return d.later()
+	case prep.Plan.Empty():
+		d.settle(status.Idle, prep.Plan.Notes...)
+		d.live(prep.Plan.New, cfg)
+		return 0
+	}
+	return d.carryOut(ctx, prep.Plan, cfg)
+}
+
+// carryOut runs p, unless it is the one that was rolled back a moment ago.
+func (d *Daemon) carryOut(ctx context.Context, p plan.Plan, cfg *config.Config) time.Duration {
+	hash := cfg.Hash()
+	key := hex.EncodeToString(hash[:]) + p.Old.Hash() + p.New.Hash()
+	if wait := time.Until(d.failedUntil); key == d.failed && wait > 0 {
+		return wait
+	}
+	d.say(slog.LevelInfo, "transaction", fmt.Sprintf("generation %d, %d steps", p.Generation, len(p.Steps)))
+	for _, n := range p.Notes {
+		d.Log.Info("note", "generation", p.Generation, "note", n)
+	}
+	r, done := d.runner(p, cfg.Transaction.Timeout)
+	err := r.Run(ctx, p)
+	var failed *txn.Error
+	switch {
+	case err == nil:
+		done("committed")
+		d.generation, d.failed = p.Generation, ""
+		d.settle(status.Idle, p.Notes...)
+		d.live(p.New, cfg)
+		return 0
+	case errors.Is(err, txn.ErrStopped):
+		d.Log.Warn("stopped", "generation", p.Generation, "err", err)
+		return 0
+	case !errors.As(err, &failed) || failed.Degraded != nil:
+		done("degraded")
+		d.degraded(err)
+		if err := d.recover(ctx); err != nil {
+			d.degraded(err)
+			return d.later()
+		}
+		return lookFirst
+	}
+	done("rolled back")
+	d.failed, d.failedUntil = key, time.Now().Add(retryFailed)
+	d.say(slog.LevelError, "rolled back", err.Error())
+	d.Board.Update(func(s *status.Snapshot) {
+		s.Condition, s.Failure, s.Messages = status.Failed, failure(err), []string{err.Error()}
+	})
+	return retryFailed
+}
+
+// runner is a txn.Runner whose events go to the board and the log; done ends the transaction on the board.
+func (d *Daemon) runner(p plan.Plan, timeout time.Duration) (r *txn.Runner, done func(result string)) {
+	began, trips := time.Now(), d.FRR.RoundTrips()
+	d.Board.Update(func(s *status.Snapshot) {
+		if s.Condition != status.Recovering && s.Condition != status.Degraded {
+			s.Condition, s.Messages, s.Failure = status.Running, nil, nil
+		}
+		s.Transaction = &status.Transaction{Generation: p.Generation, Began: began, Steps: len(p.Steps)}
+	})
+	swap := d.Kernel.Counts()
+	event := func(e txn.Event) {
+		now := d.Kernel.Counts()
+		if e.Phase == plan.Swap && !e.Undo && !e.Done {
+			swap = now
+		}
+		d.Board.Update(func(s *status.Snapshot) {
+			t := s.Transaction
+			t.RoundTrips = d.FRR.RoundTrips() - trips
+			if e.Phase == plan.Swap && !e.Undo && e.Done {
+				t.SwapBatches, t.SwapMessages = now.Batches-swap.Batches, now.Messages-swap.Messages
+			}
+			if i := len(t.Phases) - 1; i >= 0 && t.Phases[i].Phase == e.Phase && t.Phases[i].Undo == e.Undo {
+				t.Phases[i].Took = time.Since(t.Phases[i].Began)
+			} else if !e.Done {
+				t.Phases = append(t.Phases, status.Phase{Phase: e.Phase, Undo: e.Undo, Began: time.Now()})
+			}
+			if e.Retry {
+				s.Condition, s.Failure = status.Degraded, failure(e.Err)
+				s.Failure.Phase, s.Failure.Step = e.Phase, e.Step+1
+			} else if e.Done && e.Err == nil && s.Condition == status.Degraded && !e.Undo {
+				s.Condition, s.Failure = status.Running, nil
+			}
+		})
+		d.logEvent(p.Generation, e)
+	}
+	done = func(result string) {
+		d.Board.Update(func(s *status.Snapshot) {
+			t := s.Transaction
+			t.Ended, t.Result, t.RoundTrips = time.Now(), result, d.FRR.RoundTrips()-trips
+		})
+		d.Log.Info("transaction ended", "generation", p.Generation, "result", result, "took", time.Since(began).Round(time.Millisecond))
+	}
+	return &txn.Runner{
+		Kernel: d.Kernel, FRR: d.FRR, Ledger: d.Ledger, Journal: d.Journal, Netns: d.netns, Timeout: timeout, Report: event,
+	}, done
+}
+
+func (d *Daemon) logEvent(gen uint64, e txn.Event) {
+	attrs := []any{"generation", gen, "phase", e.Phase, "step", e.Step + 1}
+	if e.Undo {
+		attrs = append(attrs, "undo", true)
+	}
+	switch {
+	case e.Err != nil:
+		d.Log.Warn("step failed", append(attrs, "err", e.Err)...)
+	case e.Done:
+		d.Log.Debug("step done", attrs...)
+	default:
+		d.Log.Info("step", attrs...)
+	}
+}
+
+// settle puts a condition that isn't a running transaction on the board, and logs it when it is news.
+func (d *Daemon) settle(c status.Condition, msgs ...string) {
+	level := slog.LevelInfo
+	if c != status.Idle {
+		level = slog.LevelWarn
+	}
+	if c == status.Idle || c == status.Invalid {
+		d.backoff = 0
+	}
+	d.say(level, string(c), strings.Join(msgs, "\n"))
+	d.Board.Update(func(s *status.Snapshot) { s.Condition, s.Messages, s.Failure = c, msgs, nil })
+}
+
+func (d *Daemon) waiting(msgs ...string) time.Duration {
+	d.settle(status.Waiting, msgs...)
+	return d.later()
+}
+
+// later is when to look again, a little later each time.
+func (d *Daemon) later() time.Duration {
+	d.backoff = min(max(2*d.backoff, lookFirst), lookMost)
+	return d.backoff
+}
+
+// say logs a transition once.
+func (d *Daemon) say(level slog.Level, what, why string) {
+	if news := what + "\n" + why; news != d.told {
+		d.told = news
+		d.Log.Log(context.Background(), level, what, "why", why)
+	}
+}
+
+// live puts the state that is live on the board.
+func (d *Daemon) live(s state.State, cfg *config.Config) {
+	var endpoints []status.Endpoint
+	for _, l := range s.Endpoints() {
+		addr := l.Addrs[0]
+		endpoints = append(endpoints, status.Endpoint{
+			Name: strings.TrimPrefix(l.Owner, "endpoint/"), Link: l.Name, Address: addr.Addr(), Parent: l.Parent,
+			Announced: slices.Contains(s.Routes, addr),
+		})
+	}
+	slices.SortFunc(endpoints, func(a, b status.Endpoint) int { return strings.Compare(a.Name, b.Name) })
+	var vnis []status.VNI
+	for _, l := range s.VXLANs() {
+		vnis = append(vnis, status.VNI{VNI: l.VNI, Device: l.Name, VTEP: l.Local, Bridge: l.Master, VLAN: l.VLAN})
+	}
+	slices.SortFunc(vnis, func(a, b status.VNI) int { return int(a.VNI) - int(b.VNI) })
+	d.Board.Update(func(b *status.Snapshot) {
+		b.Generation, b.State, b.Endpoints, b.VNIs = d.generation, s.Hash(), endpoints, vnis
+	})
+}
+
+func failure(err error) *status.Failure {
+	f := &status.Failure{Message: err.Error()}
+	if e, ok := errors.AsType[*txn.Error](err); ok {
+		f.Phase, f.Step, f.Object = e.Phase, e.Step+1, e.Object
+		f.Message = e.Err.Error()
+		if e.Degraded != nil {
+			f.Message += "; going back failed: " + e.Degraded.Error()
+		}
+	}
+	return f
+}
+
+// lines are the problems of a config one by one, or the error.
+func lines(err error) []string {
+	if ps, ok := errors.AsType[config.Problems](err); ok {
+		var out []string
+		for _, p := range ps {
+			out = append(out, p.Error())
+		}
+		return out
+	}
+	return []string{err.Error()}
+}

@@ -1,0 +1,306 @@
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"vtepd/daemon/state"
+	"vtepd/dataplane"
+	"vtepd/frr"
+)
+
+// Refusal is a reason why a State can't be reached, found before anything is touched.
+type Refusal struct {
+	Field string // of the config, dotted: endpoints.vtep0.ipvlan.parent
+	Msg   string // what is wrong, what would be right
+}
+
+func (r Refusal) String() string { return r.Field + ": " + r.Msg }
+
+// Look is what Check and Compute look at: one observation of the kernel and one of FRR, made for the new state.
+type Look struct {
+	Kernel dataplane.Observation
+	FRR    frr.Observation
+}
+
+// Check says all that stands in the way of going from the observed state a to b. It judges what is new or changes; what
+// runs already is never refused.
+func Check(a, b state.State, look Look) []Refusal {
+	c := checker{a: a.Normal(), b: b.Normal(), look: look}
+	c.d = compare(c.a, c.b)
+	for _, l := range c.d.addEndpoints {
+		c.name(l)
+		c.parent(l)
+		c.address(l)
+		c.announcedElsewhere(l)
+	}
+	for _, l := range c.d.addBridges {
+		c.name(l)
+	}
+	for _, l := range c.d.addVXLANs {
+		c.name(l)
+		c.vni(l)
+	}
+	for _, ch := range c.d.replace {
+		if ch.new.Kind == dataplane.Bridge {
+			c.refuse("vlanBridge", "bridge %s can't change between VLAN-aware and not while it is there; give the new one another name", ch.new.Name)
+		}
+	}
+	c.router()
+	return c.out
+}
+
+type checker struct {
+	a, b state.State
+	d    diff
+	look Look
+	out  []Refusal
+}
+
+func (c *checker) refuse(field, format string, args ...any) {
+	c.out = append(c.out, Refusal{Field: field, Msg: fmt.Sprintf(format, args...)})
+}
+
+// field is the place in the config that a link of ours comes from.
+func field(l dataplane.Link) string {
+	kind, name, _ := strings.Cut(l.Owner, "/")
+	switch kind {
+	case "endpoint":
+		return "endpoints." + name
+	case "vni":
+		return "vnis." + name
+	}
+	return kind + " " + name
+}
+
+// name: the kernel has one link of a name.
+func (c *checker) name(l dataplane.Link) {
+	if f, ok := dataplane.Find(c.look.Kernel.Links, l.Name); ok && !f.Ours() {
+		c.refuse(field(l), "the name %s is taken by a link that vtepd didn't make (%s); rename that one, or choose another name", l.Name, kindOf(f))
+	}
+}
+
+func kindOf(l dataplane.Link) string {
+	if l.Kind == "" {
+		return "a port"
+	}
+	return "a " + string(l.Kind)
+}
+
+// parent: an ipvlan needs a lower device that is there, up, not a bridge port, and not in another mode.
+func (c *checker) parent(l dataplane.Link) {
+	if l.Kind != dataplane.IPVLAN {
+		return
+	}
+	at := field(l) + ".ipvlan.parent"
+	links, err := c.look.Kernel.In(l.ParentNetns)
+	if err != nil {
+		c.refuse(field(l)+".ipvlan.parentNetns", "namespace %s: %v", l.ParentNetns, err)
+		return
+	}
+	where := "the router's namespace"
+	if l.ParentNetns != "" {
+		where = "namespace " + l.ParentNetns
+	}
+	p, ok := dataplane.Find(links, l.Parent)
+	if !ok {
+		c.refuse(at, "no link %s in %s; links there: %s", l.Parent, where, abbreviate(parents(links)))
+		return
+	}
+	if !p.Up {
+		c.refuse(at, "%s is down; set it up first", p.Name)
+	}
+	if p.Kind == dataplane.IPVLAN {
+		c.refuse(at, "%s is an ipvlan itself; name its parent %s", p.Name, p.Parent)
+	}
+	if m, ok := dataplane.Find(links, p.Master); ok && m.Kind == dataplane.Bridge {
+		c.refuse(at, "%s is a port of bridge %s, and the kernel lets no ipvlan onto a bridge port; take it out of the bridge, or name another parent", p.Name, m.Name)
+	}
+	for _, o := range append(slices.Clone(c.look.Kernel.Links), links...) {
+		if o.Kind == dataplane.IPVLAN && o.Parent == p.Name && o.ParentNetns == l.ParentNetns && o.Mode != "l3" {
+			c.refuse(at, "%s has the ipvlan %s in mode %s, and all ipvlans of a parent share one mode; vtepd needs l3", p.Name, o.Name, o.Mode)
+			break
+		}
+	}
+	for _, a := range p.Addrs {
+		if a.Addr() == l.Addrs[0].Addr() {
+			c.refuse(field(l)+".address", "%s is on the parent %s itself; take another address", a.Addr(), p.Name)
+		}
+	}
+}
+
+// parents are the names of links that an ipvlan could sit on.
+func parents(links []dataplane.Link) []string {
+	var out []string
+	for _, l := range links {
+		if l.Kind != dataplane.IPVLAN && l.Kind != dataplane.VXLAN && l.Kind != dataplane.Bridge && l.Name != "lo" {
+			out = append(out, l.Name)
+		}
+	}
+	return out
+}
+
+// address: it is nobody else's in the router's namespace, and free on the parent.
+func (c *checker) address(l dataplane.Link) {
+	addr := l.Addrs[0].Addr()
+	for _, o := range c.look.Kernel.Links {
+		if !slices.ContainsFunc(o.Addrs, func(p netip.Prefix) bool { return p.Addr() == addr }) {
+			continue
+		}
+		switch {
+		case !o.Ours() && o.Name != l.Parent:
+			c.refuse(field(l)+".address", "%s is on %s already, which vtepd doesn't own; take another address, or remove it there", addr, o.Name)
+		case o.Ours() && l.Kind == dataplane.IPVLAN && o.Kind == dataplane.IPVLAN && o.Parent == l.Parent && o.ParentNetns == l.ParentNetns:
+			c.refuse(field(l)+".address", "%s is on %s (%s), and an address is unique among the ipvlans of one parent; "+
+				"take another address or another parent", addr, o.Name, o.Owner)
+		}
+	}
+}
+
+// announcedElsewhere: two routers with one VTEP address take each other's traffic.
+func (c *checker) announcedElsewhere(l dataplane.Link) {
+	addr := l.Addrs[0].Addr()
+	for _, r := range c.look.FRR.Routes {
+		if r.Prefix.Addr() != addr {
+			continue
+		}
+		for _, s := range r.Others {
+			if s.Origin != c.look.FRR.Instance.RouterID {
+				c.refuse(field(l)+".address", "%s is announced by another router already: %s; a VTEP address belongs to one router", r.Prefix, s)
+				return
+			}
+		}
+	}
+	for _, t := range c.look.FRR.Type3 {
+		if !t.Local && t.Origin == addr {
+			c.refuse(field(l)+".address", "%s is the VTEP of another router already (type-3 route %s from peer %s); a VTEP address belongs to one router", addr, t.RD, t.Peer)
+			return
+		}
+	}
+}
+
+// vni: zebra dies when one of two VXLANs of one VNI in its namespace goes down.
+func (c *checker) vni(l dataplane.Link) {
+	for _, o := range c.look.Kernel.Links {
+		if o.Kind == dataplane.VXLAN && o.VNI == l.VNI && !o.Ours() {
+			c.refuse(field(l), "VNI %d is on %s already, which vtepd didn't make; remove that link, or choose another VNI", l.VNI, o.Name)
+		}
+	}
+}
+
+// router: what FRR must have, and be, for the new state.
+func (c *checker) router() {
+	f := c.look.FRR
+	vxlans := c.b.VXLANs()
+	if len(vxlans)+len(c.b.Routes) == 0 {
+		return
+	}
+	if f.Instance.ASN == 0 {
+		c.refuse("frr", "FRR has no `router bgp` in the default VRF; configure it and its neighbours there, vtepd never makes the instance")
+		return
+	}
+	if len(vxlans) > 0 && !f.EVPN && !c.b.EVPN {
+		c.refuse("frr.evpn", "`router bgp %d` has no `advertise-all-vni` below `address-family l2vpn evpn`; configure it, or let vtepd do it with `evpn: create`", f.Instance.ASN)
+	}
+	for _, l := range vxlans {
+		if l.Local.Is6() && !f.Version.AtLeast(10, 6) {
+			c.refuse(field(l)+".endpoint", "VTEP %s is IPv6, which needs FRR 10.6 or newer; this is %s", l.Local, f.Version)
+		}
+	}
+	if len(c.d.addRoutes) == 0 {
+		return
+	}
+	if f.RouteMap.Present && !f.RouteMap.Ours {
+		c.refuse("frr", "the route-map %s in FRR is not vtepd's, which marks its host routes with that name; rename yours", frr.Mark)
+	}
+}
+
+// disruptions is what the change interrupts.
+func disruptions(a state.State, d diff, in Input) []Disruption {
+	var out []Disruption
+	add := func(object, format string, args ...any) {
+		out = append(out, Disruption{Object: object, Why: fmt.Sprintf(format, args...)})
+	}
+	for _, c := range d.replace {
+		if c.new.Kind == dataplane.VXLAN && c.old.Port != c.new.Port {
+			add(c.new.Name, "the port can't change from %d to %d in place: VNI %d is deleted and made again, and its traffic stops until BGP has taught it the remote addresses again",
+				c.old.Port, c.new.Port, c.new.VNI)
+			continue
+		}
+		add(c.new.Name, "can't be changed in place (%s): it is deleted and made again, and what runs over it stops until then", c.new.Kind)
+	}
+	for _, c := range d.set {
+		if c.old.Kind != dataplane.VXLAN {
+			continue
+		}
+		if c.old.Master != c.new.Master && c.old.Master != "" {
+			add(c.new.Name, "moves from bridge %s to %s: the hosts on %s lose VNI %d until their ports follow", c.old.Master, c.new.Master, c.old.Master, c.new.VNI)
+		} else if c.old.VLAN != c.new.VLAN {
+			add(c.new.Name, "moves from VLAN %d to %d: the hosts in VLAN %d lose VNI %d until their ports follow", c.old.VLAN, c.new.VLAN, c.old.VLAN, c.new.VNI)
+		}
+	}
+	for _, l := range d.delVXLANs {
+		if clash(l, d) {
+			add(l.Name, "gives its place on bridge %s to another VNI: what VNI %d carries ends when the other begins", l.Master, l.VNI)
+		}
+	}
+	for _, b := range d.delBridges {
+		var ports []string
+		for _, l := range in.Links {
+			if l.Master == b.Name && !l.Ours() {
+				ports = append(ports, l.Name)
+			}
+		}
+		if len(ports) > 0 {
+			add(b.Name, "still has ports that vtepd doesn't own (%s), and they lose their bridge; take them out first", strings.Join(ports, ", "))
+		}
+	}
+	for _, addr := range leaving(a, d) {
+		if who := usedBy(addr, d.delEndpoints, in); who != "" {
+			add(addr.String(), "%s", who)
+		}
+	}
+	return out
+}
+
+// leaving are the endpoint addresses that the router won't have any more.
+func leaving(a state.State, d diff) []netip.Addr {
+	going := names(d.delEndpoints)
+	stays := func(p netip.Prefix) bool {
+		has := func(l dataplane.Link) bool { return slices.Contains(l.Addrs, p) }
+		return slices.ContainsFunc(d.addEndpoints, has) || slices.ContainsFunc(a.Links, func(l dataplane.Link) bool {
+			return !slices.Contains(going, l.Name) && has(l)
+		})
+	}
+	var out []netip.Addr
+	for _, l := range d.delEndpoints {
+		for _, p := range l.Addrs {
+			if !stays(p) && !slices.Contains(out, p.Addr()) {
+				out = append(out, p.Addr())
+			}
+		}
+	}
+	return out
+}
+
+// usedBy says which BGP sessions stand on an address.
+func usedBy(addr netip.Addr, going []dataplane.Link, in Input) string {
+	var peers []string
+	for _, s := range in.Sessions {
+		onLink := slices.ContainsFunc(going, func(l dataplane.Link) bool {
+			return l.Name == s.UpdateSource && slices.ContainsFunc(l.Addrs, func(p netip.Prefix) bool { return p.Addr() == addr })
+		})
+		if s.Local == addr || s.UpdateSource == addr.String() || onLink {
+			peers = append(peers, s.Peer)
+		}
+	}
+	if len(peers) > 0 {
+		return "is the local end of the BGP sessions with " + strings.Join(peers, ", ") + ": they go down, for as long as they aren't configured otherwise"
+	}
+	if in.RouterID == addr {
+		return "is FRR's router id: all BGP sessions restart when FRR chooses another one"
+	}
+	return ""
+}

@@ -1,0 +1,564 @@
+// Package plan turns an observed State and a desired State into a Plan: an ordered list of steps, each with its undo as
+// data. It is pure: daemon/txn executes what it says.
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"vtepd/alloc"
+	"vtepd/daemon/state"
+	"vtepd/dataplane"
+	"vtepd/frr"
+)
+
+// Phase is a part of a transaction; the order is the order of Phases.
+type Phase string
+
+// The phases. Up to and with Verify a failure undoes everything; Retire is the one point of no return.
+const (
+	Claim    Phase = "claim"
+	Stage    Phase = "stage"
+	Expose   Phase = "expose"
+	Announce Phase = "announce"
+	Swap     Phase = "swap"
+	Verify   Phase = "verify"
+	Drain    Phase = "drain"
+	Retire   Phase = "retire"
+)
+
+// Phases are all of them in order.
+var Phases = []Phase{Claim, Stage, Expose, Announce, Swap, Verify, Drain, Retire}
+
+// Plan is how a router gets from Old to New.
+type Plan struct {
+	Generation  uint64       `json:"generation"`
+	Router      string       `json:"router"` // whose claims Old and New hold
+	Old         state.State  `json:"old"`    // as observed
+	New         state.State  `json:"new"`    // as desired
+	Steps       []Step       `json:"steps,omitempty"`
+	Disruptions []Disruption `json:"disruptions,omitempty"`
+	Notes       []string     `json:"notes,omitempty"` // what the plan leaves alone, and why
+}
+
+// Empty reports whether there is nothing to do.
+func (p Plan) Empty() bool { return len(p.Steps) == 0 }
+
+// Step is one entry of the journal: Do is done after the journal says that it begins; Undo is the inverse, nil for a step
+// that changes nothing. Both are idempotent.
+type Step struct {
+	Phase Phase   `json:"phase"`
+	Do    Action  `json:"do"`
+	Undo  *Action `json:"undo,omitempty"`
+}
+
+// Action is one thing to do: exactly one field is set.
+type Action struct {
+	Acquire   []alloc.Proposal `json:"acquire,omitempty"`   // take these values
+	Unacquire []alloc.Proposal `json:"unacquire,omitempty"` // the inverse: the ledger as it was
+	Release   []state.Claim    `json:"release,omitempty"`   // give back what is not needed any more
+	Stage     *Shadow          `json:"stage,omitempty"`
+	Kernel    []dataplane.Op   `json:"kernel,omitempty"` // one batch
+	FRR       []frr.Edit       `json:"frr,omitempty"`
+	Await     *Await           `json:"await,omitempty"`
+	Drain     *Drained         `json:"drain,omitempty"`
+}
+
+// Shadow is what is made in the shadow namespace.
+type Shadow struct {
+	Links  []dataplane.Link `json:"links,omitempty"`  // endpoints that Expose will move
+	Proofs []dataplane.Link `json:"proofs,omitempty"` // VXLANs made there only to see that the kernel takes them
+}
+
+// Await is a condition to wait for, at most Plan-wide timeout long; exactly the fields that are set must hold.
+type Await struct {
+	// Announced: each prefix is originated here and sent to every established peer of its family.
+	Announced []netip.Prefix `json:"announced,omitempty"`
+	// Reachable: the remote VTEPs that answer a ping from Old answer one from New.
+	Reachable []Move `json:"reachable,omitempty"`
+	// State: the kernel and FRR's own lines are exactly this, Retiring aside; every VXLAN in it is in zebra with its VTEP,
+	// and in BGP as a type-3 route with it as next hop.
+	State    *state.State `json:"state,omitempty"`
+	Retiring *state.State `json:"retiring,omitempty"`
+	// Own are host routes that count as vtepd's beside those of State: one that is still there is a leftover.
+	Own []netip.Prefix `json:"own,omitempty"`
+	// Gone: zebra knows none of these VNIs, and BGP originates no type-3 route for them.
+	Gone []uint32 `json:"gone,omitempty"`
+}
+
+// Move is one address replaced by another.
+type Move struct {
+	Old netip.Addr `json:"old"`
+	New netip.Addr `json:"new"`
+}
+
+// Drained waits until none of Links has received a packet for Quiet, at most Limit.
+type Drained struct {
+	Links []string      `json:"links"`
+	Quiet time.Duration `json:"quiet"`
+	Limit time.Duration `json:"limit"`
+}
+
+// Disruption is something that the plan can't do without interrupting it.
+type Disruption struct {
+	Object string `json:"object"`
+	Why    string `json:"why"` // what is interrupted, for how long at most
+}
+
+func (d Disruption) String() string { return d.Object + ": " + d.Why }
+
+// Input is what Compute needs beside the two states.
+type Input struct {
+	Generation uint64
+	Router     string
+	ASN        uint32 // of FRR's instance
+	Drain      Drained
+	// Proposals are the ledger's answers that the claims of the desired state come from.
+	Proposals []alloc.Proposal
+	// Links are all of the router's namespace: whose ports are on our bridges.
+	Links []dataplane.Link
+	// Sessions and RouterID are FRR's: who loses a session when an address goes.
+	Sessions []frr.Session
+	RouterID netip.Addr
+}
+
+// The groups of a generation. They are numbers that nobody takes by chance; the low two bits tell what is in it.
+const (
+	groupBase      = 0x76000000
+	groupVXLAN     = 0 // new VXLANs
+	groupBridge    = 1 // new bridges: they go up last
+	groupEndpoint  = 2
+	groupRetire    = 3 // VXLANs and bridges that go
+	groupsPerGen   = 4
+	groupGenBits   = 20
+	groupGenModulo = 1 << groupGenBits
+)
+
+func group(gen uint64, kind uint32) uint32 {
+	return groupBase + uint32(gen%groupGenModulo)*groupsPerGen + kind
+}
+
+// NewestGeneration is the highest generation that made one of vtepd's links, 0 where there is none: the next one must be
+// higher even when its record was lost, or a group message would hit live links.
+func NewestGeneration(links []dataplane.Link) uint64 {
+	var newest uint64
+	for _, l := range links {
+		if l.Ours() && l.Group >= groupBase && l.Group < groupBase+groupGenModulo*groupsPerGen {
+			newest = max(newest, uint64((l.Group-groupBase)/groupsPerGen))
+		}
+	}
+	return newest
+}
+
+// diff is what changes between two states, by what happens to it.
+type diff struct {
+	acquire, release []state.Claim
+	addEndpoints     []dataplane.Link
+	delEndpoints     []dataplane.Link
+	addBridges       []dataplane.Link
+	delBridges       []dataplane.Link
+	addVXLANs        []dataplane.Link
+	delVXLANs        []dataplane.Link
+	restore          []change // endpoints that lack something
+	set              []change // in place
+	replace          []change // the old must go first
+	addRoutes        []netip.Prefix
+	delRoutes        []netip.Prefix
+}
+
+type change struct{ old, new dataplane.Link }
+
+// inPlace reports whether Set can make old into new.
+func (c change) inPlace() bool {
+	o, n := c.old, c.new
+	return o.Kind == n.Kind && o.Owner == n.Owner && o.VNI == n.VNI && o.Port == n.Port && o.Parent == n.Parent &&
+		o.ParentNetns == n.ParentNetns && o.Mode == n.Mode && o.VLANAware == n.VLANAware &&
+		(!o.Local.IsValid() || o.Local.Is4() == n.Local.Is4())
+}
+
+func compare(a, b state.State) diff {
+	var d diff
+	d.acquire = missing(b.Claims, a.Claims)
+	d.release = missing(a.Claims, b.Claims)
+	d.addRoutes = missing(b.Routes, a.Routes)
+	d.delRoutes = missing(a.Routes, b.Routes)
+	for _, n := range b.Links {
+		o, ok := dataplane.Find(a.Links, n.Name)
+		switch c := (change{o, n}); {
+		case !ok && n.Kind == dataplane.VXLAN:
+			d.addVXLANs = append(d.addVXLANs, n)
+		case !ok && n.Kind == dataplane.Bridge:
+			d.addBridges = append(d.addBridges, n)
+		case !ok:
+			d.addEndpoints = append(d.addEndpoints, n)
+		case o.Same(n):
+		case c.inPlace() && state.IsEndpoint(n):
+			d.restore = append(d.restore, c)
+		case c.inPlace():
+			d.set = append(d.set, c)
+		default:
+			d.replace = append(d.replace, c)
+		}
+	}
+	for _, o := range a.Links {
+		if _, ok := dataplane.Find(b.Links, o.Name); ok {
+			continue
+		}
+		switch o.Kind {
+		case dataplane.VXLAN:
+			d.delVXLANs = append(d.delVXLANs, o)
+		case dataplane.Bridge:
+			d.delBridges = append(d.delBridges, o)
+		default:
+			d.delEndpoints = append(d.delEndpoints, o)
+		}
+	}
+	return d
+}
+
+func missing[T comparable](from, in []T) []T {
+	var out []T
+	for _, x := range from {
+		if !slices.Contains(in, x) {
+			out = append(out, x)
+		}
+	}
+	return out
+}
+
+// Compute is the plan from the observed state a to the desired state b; it is empty when they are the same.
+func Compute(a, b state.State, in Input) Plan {
+	a, b = a.Normal(), b.Normal()
+	p := Plan{Generation: in.Generation, Router: in.Router, Old: a, New: b}
+	d := compare(a, b)
+	p.Disruptions = disruptions(a, d, in)
+	for _, step := range [][]Step{claim(d, in), stage(d), expose(a, b, d, in), announce(a, d, in), swap(d, in), verify(a, b, d), drain(d, in), retire(a, b, d, in)} {
+		p.Steps = append(p.Steps, step...)
+	}
+	if !d.any() && a.EVPN == b.EVPN {
+		p.Steps = nil
+	}
+	return p
+}
+
+func (d diff) any() bool {
+	return len(d.acquire)+len(d.release)+len(d.addEndpoints)+len(d.delEndpoints)+len(d.addBridges)+len(d.delBridges)+
+		len(d.addVXLANs)+len(d.delVXLANs)+len(d.restore)+len(d.set)+len(d.replace)+len(d.addRoutes)+len(d.delRoutes) > 0
+}
+
+// one is the list of a step, or none when the action has nothing to do.
+func one(phase Phase, do Action, undo *Action) []Step {
+	if do.nothing() {
+		return nil
+	}
+	return []Step{{Phase: phase, Do: do, Undo: undo}}
+}
+
+func (a Action) nothing() bool {
+	return len(a.Acquire)+len(a.Unacquire)+len(a.Release)+len(a.Kernel)+len(a.FRR) == 0 && a.Stage == nil && a.Await == nil && a.Drain == nil
+}
+
+func claim(d diff, in Input) []Step {
+	var take []alloc.Proposal
+	for _, p := range in.Proposals {
+		if slices.Contains(d.acquire, state.ClaimOf(p)) {
+			take = append(take, p)
+		}
+	}
+	return one(Claim, Action{Acquire: take}, &Action{Unacquire: take})
+}
+
+// stage makes the endpoints, and a proof of every VXLAN that is new or changes. The proof stands alone: its bridge is
+// proven by making it.
+func stage(d diff) []Step {
+	proof := func(l dataplane.Link) dataplane.Link {
+		l.Master, l.VLAN, l.NeighSuppress = "", 0, false
+		return l
+	}
+	sh := Shadow{Links: withGroup(d.addEndpoints, 0)}
+	for _, l := range d.addVXLANs {
+		sh.Proofs = append(sh.Proofs, proof(l))
+	}
+	for _, c := range slices.Concat(d.set, d.replace) {
+		if c.new.Kind == dataplane.VXLAN {
+			sh.Proofs = append(sh.Proofs, proof(c.new))
+		}
+	}
+	if len(sh.Links)+len(sh.Proofs) == 0 {
+		return nil
+	}
+	return one(Stage, Action{Stage: &sh}, nil)
+}
+
+func withGroup(links []dataplane.Link, g uint32) []dataplane.Link {
+	out := slices.Clone(links)
+	for i := range out {
+		out[i].Group = g
+	}
+	return out
+}
+
+func ops(verb dataplane.Verb, links []dataplane.Link) []dataplane.Op {
+	var out []dataplane.Op
+	for _, l := range links {
+		out = append(out, dataplane.Op{Verb: verb, Link: l})
+	}
+	return out
+}
+
+// expose brings the endpoints in, and makes bridges and VXLANs, down. The EVPN instance comes before any VXLAN appears:
+// bgpd can crash otherwise (FRR issue 22851).
+func expose(a, b state.State, d diff, in Input) []Step {
+	var steps []Step
+	if b.EVPN && !a.EVPN {
+		steps = one(Expose,
+			Action{FRR: []frr.Edit{{Verb: frr.AddEVPN, ASN: in.ASN}}},
+			&Action{FRR: []frr.Edit{{Verb: frr.RemoveEVPN, ASN: in.ASN}}})
+	}
+	endpoints := withGroup(d.addEndpoints, group(in.Generation, groupEndpoint))
+	steps = append(steps, one(Expose,
+		Action{Kernel: ops(dataplane.Expose, endpoints)},
+		&Action{Kernel: ops(dataplane.Delete, endpoints)})...)
+	var mend, unmend []dataplane.Op
+	for _, c := range d.restore {
+		mend = append(mend, dataplane.Op{Verb: dataplane.Set, Link: c.new})
+		unmend = append(unmend, dataplane.Op{Verb: dataplane.Set, Link: c.old})
+	}
+	steps = append(steps, one(Expose, Action{Kernel: mend}, &Action{Kernel: unmend})...)
+	bridges, vxlans := group(in.Generation, groupBridge), group(in.Generation, groupVXLAN)
+	return append(steps, one(Expose,
+		Action{Kernel: slices.Concat(
+			ops(dataplane.Create, withGroup(d.addBridges, bridges)),
+			ops(dataplane.Create, withGroup(d.addVXLANs, vxlans)))},
+		&Action{Kernel: []dataplane.Op{
+			{Verb: dataplane.GroupDelete, Group: vxlans},
+			{Verb: dataplane.GroupDelete, Group: bridges},
+		}})...)
+}
+
+// announce puts the new host routes beside the old ones, and waits until the peers were sent them and the remote VTEPs
+// know the way back.
+func announce(a state.State, d diff, in Input) []Step {
+	var do, undo []frr.Edit
+	for _, r := range d.addRoutes {
+		do = append(do, frr.Edit{Verb: frr.AddNetwork, ASN: in.ASN, Prefix: r})
+		undo = append(undo, frr.Edit{Verb: frr.RemoveNetwork, ASN: in.ASN, Prefix: r})
+	}
+	if len(do) > 0 {
+		do = slices.Insert(do, 0, frr.Edit{Verb: frr.AddRouteMap, ASN: in.ASN})
+		if len(a.Routes) == 0 {
+			undo = append(undo, frr.Edit{Verb: frr.RemoveRouteMap, ASN: in.ASN})
+		}
+	}
+	steps := one(Announce, Action{FRR: do}, &Action{FRR: undo})
+	w := Await{Announced: d.addRoutes, Reachable: moves(d)}
+	if len(w.Announced)+len(w.Reachable) == 0 {
+		return steps
+	}
+	return append(steps, one(Announce, Action{Await: &w}, nil)...)
+}
+
+// moves are the distinct changes of address among the VXLANs.
+func moves(d diff) []Move {
+	var out []Move
+	for _, c := range slices.Concat(d.set, d.replace) {
+		m := Move{c.old.Local, c.new.Local}
+		if c.new.Kind == dataplane.VXLAN && m.Old.IsValid() && m.Old != m.New && m.Old.Is4() == m.New.Is4() && !slices.Contains(out, m) {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// swap is the one batch that moves the live overlay. Bridges go up last: 4,000 of them up first cost four times as much.
+func swap(d diff, in Input) []Step {
+	var do, undo []dataplane.Op
+	add := func(o dataplane.Op, inverse ...dataplane.Op) {
+		do = append(do, o)
+		undo = slices.Concat(inverse, undo)
+	}
+	set := func(l dataplane.Link) dataplane.Op { return dataplane.Op{Verb: dataplane.Set, Link: l} }
+	// A VXLAN whose place on a bridge another one takes goes down first: two of them up would make a loop.
+	for _, l := range d.delVXLANs {
+		if clash(l, d) {
+			down := l
+			down.Up = false
+			add(set(down), set(l))
+		}
+	}
+	for _, c := range d.replace {
+		old, n := c.old, c.new
+		add(dataplane.Op{Verb: dataplane.Delete, Link: old},
+			dataplane.Op{Verb: dataplane.Create, Link: old}, set(old))
+		add(dataplane.Op{Verb: dataplane.Create, Link: n}, dataplane.Op{Verb: dataplane.Delete, Link: n})
+		add(set(n))
+	}
+	for _, c := range d.set {
+		add(set(c.new), set(c.old))
+	}
+	if len(d.addVXLANs) > 0 {
+		g := group(in.Generation, groupVXLAN)
+		add(dataplane.Op{Verb: dataplane.GroupUp, Group: g}, dataplane.Op{Verb: dataplane.GroupDown, Group: g})
+	}
+	if len(d.addBridges) > 0 {
+		g := group(in.Generation, groupBridge)
+		add(dataplane.Op{Verb: dataplane.GroupUp, Group: g}, dataplane.Op{Verb: dataplane.GroupDown, Group: g})
+	}
+	return one(Swap, Action{Kernel: do}, &Action{Kernel: undo})
+}
+
+// clash reports whether a new or changed VXLAN takes the place of l on its bridge.
+func clash(l dataplane.Link, d diff) bool {
+	taken := func(n dataplane.Link) bool { return n.Master == l.Master && n.VLAN == l.VLAN }
+	return slices.ContainsFunc(d.addVXLANs, taken) ||
+		slices.ContainsFunc(d.set, func(c change) bool { return c.new.Kind == dataplane.VXLAN && taken(c.new) })
+}
+
+// verify is the plan's own diff once more, expected empty but for what retires.
+func verify(a, b state.State, d diff) []Step {
+	if !d.any() && a.EVPN == b.EVPN {
+		return nil
+	}
+	retiring := state.State{
+		Claims: d.release, Routes: d.delRoutes, EVPN: a.EVPN && !b.EVPN,
+		Links: slices.Concat(d.delEndpoints, d.delBridges, d.delVXLANs),
+	}
+	return one(Verify, Action{Await: &Await{State: &b, Retiring: &retiring, Reachable: moves(d)}}, nil)
+}
+
+func drain(d diff, in Input) []Step {
+	if len(d.delEndpoints) == 0 {
+		return nil
+	}
+	w := in.Drain
+	w.Links = names(d.delEndpoints)
+	return one(Drain, Action{Drain: &w}, nil)
+}
+
+func names(links []dataplane.Link) []string {
+	var out []string
+	for _, l := range links {
+		out = append(out, l.Name)
+	}
+	return out
+}
+
+// retire is past the point of no return: its steps have no undo and are retried until done. VXLANs go down, FRR
+// withdraws, then the host routes, then the links, then the claims.
+func retire(a, b state.State, d diff, in Input) []Step {
+	g := group(in.Generation, groupRetire)
+	var leave []dataplane.Op
+	var gone []uint32
+	for _, l := range slices.Concat(d.delVXLANs, d.delBridges) {
+		leave = append(leave, dataplane.Op{Verb: dataplane.Regroup, Link: l, Group: g})
+		if l.Kind == dataplane.VXLAN {
+			gone = append(gone, l.VNI)
+		}
+	}
+	var steps []Step
+	if len(leave) > 0 {
+		steps = append(steps, one(Retire, Action{Kernel: append(leave, dataplane.Op{Verb: dataplane.GroupDown, Group: g})}, nil)...)
+	}
+	if len(gone) > 0 {
+		steps = append(steps, one(Retire, Action{Await: &Await{Gone: gone}}, nil)...)
+	}
+	var lines []frr.Edit
+	for _, r := range d.delRoutes {
+		lines = append(lines, frr.Edit{Verb: frr.RemoveNetwork, ASN: in.ASN, Prefix: r})
+	}
+	if len(d.delRoutes) > 0 && len(b.Routes) == 0 {
+		lines = append(lines, frr.Edit{Verb: frr.RemoveRouteMap, ASN: in.ASN})
+	}
+	steps = append(steps, one(Retire, Action{FRR: lines}, nil)...)
+	links := ops(dataplane.Delete, d.delEndpoints)
+	if len(leave) > 0 {
+		links = slices.Insert(links, 0, dataplane.Op{Verb: dataplane.GroupDelete, Group: g})
+	}
+	steps = append(steps, one(Retire, Action{Kernel: links}, nil)...)
+	if a.EVPN && !b.EVPN {
+		steps = append(steps, one(Retire, Action{FRR: []frr.Edit{{Verb: frr.RemoveEVPN, ASN: in.ASN}}}, nil)...)
+	}
+	return append(steps, one(Retire, Action{Release: d.release}, nil)...)
+}
+
+// String is the plan as `vtepd plan` prints it.
+func (p Plan) String() string {
+	if p.Empty() {
+		return "nothing to do\n"
+	}
+	var b strings.Builder
+	for _, d := range p.Disruptions {
+		fmt.Fprintf(&b, "disruptive: %s\n", d)
+	}
+	for _, n := range p.Notes {
+		fmt.Fprintf(&b, "note: %s\n", n)
+	}
+	for i, s := range p.Steps {
+		for j, line := range s.Do.Lines() {
+			if j == 0 {
+				fmt.Fprintf(&b, "%2d %-8s %s\n", i+1, s.Phase, line)
+			} else {
+				fmt.Fprintf(&b, "%11s %s\n", "", line)
+			}
+		}
+	}
+	return b.String()
+}
+
+// Lines is the action in words, one line an object.
+func (a Action) Lines() []string {
+	var out []string
+	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+	for _, p := range a.Acquire {
+		add("acquire %s", state.ClaimOf(p))
+	}
+	for _, p := range a.Unacquire {
+		add("give back %s", state.ClaimOf(p))
+	}
+	for _, c := range a.Release {
+		add("release %s", c)
+	}
+	if a.Stage != nil {
+		for _, l := range a.Stage.Links {
+			add("make in the shadow: %s %v", l, l.Addrs)
+		}
+		if n := len(a.Stage.Proofs); n > 0 {
+			add("prove in the shadow: %d VXLANs (%s)", n, abbreviate(names(a.Stage.Proofs)))
+		}
+	}
+	for _, o := range a.Kernel {
+		add("%s", o)
+	}
+	for _, e := range a.FRR {
+		add("%s", e)
+	}
+	if w := a.Await; w != nil {
+		for _, r := range w.Announced {
+			add("wait until %s is sent to every established peer", r)
+		}
+		for _, m := range w.Reachable {
+			add("wait until the remote VTEPs that answer %s answer %s", m.Old, m.New)
+		}
+		if w.State != nil {
+			add("prove the new state in the kernel, in FRR's tables and in BGP: %d links, %d VNIs, %d host routes",
+				len(w.State.Links), len(w.State.VXLANs()), len(w.State.Routes))
+		}
+		if len(w.Gone) > 0 {
+			add("wait until FRR has withdrawn %d VNIs", len(w.Gone))
+		}
+	}
+	if w := a.Drain; w != nil {
+		add("wait until %s has received nothing for %s, at most %s", strings.Join(w.Links, ", "), w.Quiet, w.Limit)
+	}
+	return out
+}
+
+func abbreviate(names []string) string {
+	if len(names) > 3 {
+		return strings.Join(names[:2], ", ") + " … " + names[len(names)-1]
+	}
+	return strings.Join(names, ", ")
+}

@@ -1,0 +1,163 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"vtepd/alloc"
+	"vtepd/daemon/config"
+	"vtepd/daemon/desired"
+	"vtepd/daemon/journal"
+	"vtepd/daemon/plan"
+	"vtepd/daemon/state"
+	"vtepd/daemon/txn"
+	"vtepd/dataplane"
+	"vtepd/frr"
+)
+
+// Ledger is a txn.Ledger that can also say, writing nothing, which values it would give.
+type Ledger interface {
+	txn.Ledger
+	// Propose answers the claim of every endpoint of cfg that asks a pool: with the value that it holds or would be given,
+	// or with the condition why not. Nothing is written.
+	Propose(ctx context.Context, cfg *config.Config) ([]alloc.Proposal, error)
+}
+
+// Ports are what the daemon works on.
+type Ports struct {
+	Kernel  dataplane.Kernel
+	FRR     frr.Router
+	Ledger  Ledger
+	Journal *journal.Journal
+}
+
+// Prepared is a config turned into a plan, with nothing touched.
+type Prepared struct {
+	Plan     plan.Plan
+	Refusals []config.Problem // why the plan can't be carried out; the plan is empty then
+	Waiting  []string         // the same, where only time is missing: values of a pool
+}
+
+// Prepare looks at the kernel, at FRR and at the ledger, and plans the way to cfg. It changes nothing. Errors wrap
+// frr.ErrUnreachable where FRR is to be waited for.
+func Prepare(ctx context.Context, p Ports, cfg *config.Config) (Prepared, error) {
+	proposals, err := p.Ledger.Propose(ctx, cfg)
+	if err != nil {
+		return Prepared{}, err
+	}
+	addrs, waiting, err := addresses(cfg, proposals)
+	if err != nil || len(waiting) > 0 {
+		return Prepared{Waiting: waiting}, err
+	}
+	k, err := p.Kernel.Observe(ctx, namespaces(cfg))
+	if err != nil {
+		return Prepared{}, err
+	}
+	f, err := p.FRR.Observe(ctx, frr.Query{Config: true, Sessions: true, Type3: true, Prefixes: hosts(addrs)})
+	if err != nil {
+		return Prepared{}, err
+	}
+	held, err := p.Ledger.Held(ctx, cfg.Node.Name)
+	if err != nil {
+		return Prepared{}, err
+	}
+	last, err := p.Journal.Committed()
+	if err != nil {
+		return Prepared{}, err
+	}
+
+	a := state.Observed(k, f, last.State, held)
+	b := desired.Compute(cfg, addrs, claims(proposals), k)
+	b.EVPN = b.EVPN && (a.EVPN || !f.EVPN) // an instance that the operator made is the operator's
+	var notes []string
+	b.Routes, notes = notTheirs(b.Routes, a.Routes, f.Networks)
+
+	var out Prepared
+	for _, r := range plan.Check(a, b, plan.Look{Kernel: k, FRR: f}) {
+		out.Refusals = append(out.Refusals, cfg.Problem(r.Field, r.Msg))
+	}
+	if len(out.Refusals) > 0 {
+		return out, nil
+	}
+	out.Plan = plan.Compute(a, b, plan.Input{
+		Generation: max(last.Generation, plan.NewestGeneration(k.Links)) + 1,
+		ASN:        f.Instance.ASN,
+		Drain:      plan.Drained{Quiet: cfg.Transaction.DrainQuiet, Limit: cfg.Transaction.DrainLimit},
+		Router:     cfg.Node.Name,
+		Proposals:  proposals,
+		Links:      k.Links, Sessions: f.Sessions, RouterID: f.Instance.RouterID,
+	})
+	out.Plan.Notes = notes
+	if len(out.Plan.Disruptions) > 0 && !cfg.Transaction.AllowDisruptive {
+		for _, d := range out.Plan.Disruptions {
+			out.Refusals = append(out.Refusals, cfg.Problem("transaction.allowDisruptive", "not hitless: "+d.String()+"; set it to true to allow that"))
+		}
+	}
+	return out, nil
+}
+
+// notTheirs is the wanted host routes less those for which the operator has a line already, with a note on each.
+func notTheirs(want, ours []netip.Prefix, lines []frr.Network) ([]netip.Prefix, []string) {
+	var notes []string
+	want = slices.DeleteFunc(slices.Clone(want), func(p netip.Prefix) bool {
+		theirs := slices.ContainsFunc(lines, func(n frr.Network) bool { return n.Prefix == p }) && !slices.Contains(ours, p)
+		if theirs {
+			notes = append(notes, fmt.Sprintf("FRR has a `network %s` line that vtepd didn't write: it is left as it is, and announces the endpoint", p))
+		}
+		return theirs
+	})
+	return want, notes
+}
+
+// addresses are those of cfg's endpoints by name, or why some have none yet.
+func addresses(cfg *config.Config, proposals []alloc.Proposal) (addrs map[string]netip.Addr, waiting []string, err error) {
+	addrs = map[string]netip.Addr{}
+	for _, e := range cfg.Endpoints {
+		if a, ok := e.Address.Fixed(); ok {
+			addrs[e.Name] = a
+		}
+	}
+	for _, p := range proposals {
+		name := desired.EndpointOf(p.Claim.Name)
+		if c := p.Condition; c != nil {
+			waiting = append(waiting, cfg.Problem("endpoints."+name+".address.pool", c.Error()).Error())
+			continue
+		}
+		if addrs[name], err = p.Allocation.Addr(); err != nil {
+			return nil, nil, fmt.Errorf("allocation %s: %w", p.Allocation.Name, err)
+		}
+	}
+	return addrs, waiting, nil
+}
+
+func claims(proposals []alloc.Proposal) []state.Claim {
+	var out []state.Claim
+	for _, p := range proposals {
+		out = append(out, state.ClaimOf(p))
+	}
+	return out
+}
+
+// namespaces are those that the parents of cfg's endpoints are in, sorted.
+func namespaces(cfg *config.Config) []string {
+	var out []string
+	for _, e := range cfg.Endpoints {
+		if e.ParentNetns != "" {
+			out = append(out, e.ParentNetns)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// hosts are the host routes of addrs, sorted.
+func hosts(addrs map[string]netip.Addr) []netip.Prefix {
+	var out []netip.Prefix
+	for _, a := range addrs {
+		out = append(out, netip.PrefixFrom(a, a.BitLen()))
+	}
+	slices.SortFunc(out, state.ComparePrefix)
+	return slices.Compact(out)
+}

@@ -1,0 +1,218 @@
+package txn
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"vtepd/daemon/plan"
+	"vtepd/daemon/state"
+	"vtepd/dataplane"
+	"vtepd/frr"
+)
+
+type remote = netip.Addr
+
+// pingTimeout is how long remote VTEPs have for an answer; silence is asked again until the step's own timeout.
+const pingTimeout = time.Second
+
+func equal(a, b []uint64) bool { return b != nil && slices.Equal(a, b) }
+
+// look says what of w doesn't hold now. One observation of FRR serves all of it.
+func (r *Runner) look(ctx context.Context, w plan.Await) ([]string, error) {
+	q := frr.Query{
+		Config:   w.State != nil,
+		Sessions: len(w.Announced) > 0,
+		VNIs:     w.State != nil || len(w.Gone) > 0,
+		Type3:    w.State != nil || len(w.Gone) > 0 || len(w.Reachable) > 0,
+		Prefixes: w.Announced,
+	}
+	f, err := r.FRR.Observe(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	unmet := append(notAnnounced(w.Announced, f), notGone(w.Gone, f)...)
+	if w.State != nil {
+		more, err := r.notState(ctx, w, f)
+		if err != nil {
+			return nil, err
+		}
+		unmet = append(unmet, more...)
+	}
+	if len(unmet) > 0 {
+		return unmet, nil // pings wait until the routes are there
+	}
+	for _, m := range w.Reachable {
+		more, err := r.silent(ctx, m, f)
+		if err != nil {
+			return nil, err
+		}
+		unmet = append(unmet, more...)
+	}
+	return unmet, nil
+}
+
+func notAnnounced(prefixes []netip.Prefix, f frr.Observation) []string {
+	var out []string
+	for _, r := range f.Routes {
+		if !slices.Contains(prefixes, r.Prefix) {
+			continue
+		}
+		if !r.Local {
+			out = append(out, fmt.Sprintf("host route %s is not in BGP", r.Prefix))
+			continue
+		}
+		for _, s := range f.Sessions {
+			family := s.IPv4
+			if r.Prefix.Addr().Is6() {
+				family = s.IPv6
+			}
+			if s.Established && family && !slices.Contains(r.AdvertisedTo, s.Peer) {
+				out = append(out, fmt.Sprintf("host route %s is not sent to peer %s", r.Prefix, s.Peer))
+			}
+		}
+	}
+	return out
+}
+
+func notGone(vnis []uint32, f frr.Observation) []string {
+	var out []string
+	for _, v := range vnis {
+		if slices.ContainsFunc(f.VNIs, func(x frr.VNI) bool { return x.VNI == v }) ||
+			slices.ContainsFunc(f.Type3, func(t frr.Type3) bool { return t.Local && t.VNI == v }) {
+			out = append(out, fmt.Sprintf("FRR still has VNI %d", v))
+		}
+	}
+	return out
+}
+
+// notState compares the kernel and FRR with w.State, and the VXLANs in it with what FRR makes of them. The host routes and
+// the EVPN instance of the plan's states count as owned: they are, or this transaction wrote them.
+func (r *Runner) notState(ctx context.Context, w plan.Await, f frr.Observation) ([]string, error) {
+	k, err := r.Kernel.Observe(ctx, r.Netns)
+	if err != nil {
+		return nil, err
+	}
+	held, err := r.Ledger.Held(ctx, r.router)
+	if err != nil {
+		return nil, err
+	}
+	owned := *w.State
+	owned.Routes = slices.Concat(owned.Routes, w.Own)
+	if w.Retiring != nil {
+		owned.Routes = slices.Concat(owned.Routes, w.Retiring.Routes)
+		owned.EVPN = owned.EVPN || w.Retiring.EVPN
+	}
+	got := state.Observed(k, f, owned, held)
+	if w.Retiring != nil {
+		got = without(got, *w.Retiring)
+	}
+	out := state.Diff(got, *w.State)
+	for _, l := range w.State.VXLANs() {
+		if l.Up {
+			out = append(out, notInFRR(l, f)...)
+		}
+	}
+	return out, nil
+}
+
+// without is s less what is in gone.
+func without(s, gone state.State) state.State {
+	s.Links = slices.DeleteFunc(slices.Clone(s.Links), func(l dataplane.Link) bool {
+		_, ok := dataplane.Find(gone.Links, l.Name)
+		return ok
+	})
+	s.Routes = slices.DeleteFunc(slices.Clone(s.Routes), func(p netip.Prefix) bool { return slices.Contains(gone.Routes, p) })
+	s.Claims = slices.DeleteFunc(slices.Clone(s.Claims), func(c state.Claim) bool { return slices.Contains(gone.Claims, c) })
+	s.EVPN = s.EVPN && !gone.EVPN
+	return s
+}
+
+// notInFRR says what FRR doesn't show of a VXLAN: zebra's VTEP, and BGP's type-3 route from it.
+func notInFRR(l dataplane.Link, f frr.Observation) []string {
+	i := slices.IndexFunc(f.VNIs, func(v frr.VNI) bool { return v.VNI == l.VNI })
+	switch {
+	case i < 0:
+		return []string{fmt.Sprintf("zebra doesn't know VNI %d", l.VNI)}
+	case f.VNIs[i].Device != l.Name:
+		return []string{fmt.Sprintf("zebra has VNI %d on %s, not on %s", l.VNI, f.VNIs[i].Device, l.Name)}
+	case f.VNIs[i].Local != l.Local:
+		return []string{fmt.Sprintf("zebra has VTEP %s for VNI %d, not %s", f.VNIs[i].Local, l.VNI, l.Local)}
+	}
+	var seen []string
+	for _, t := range f.Type3 {
+		if !t.Local || t.VNI != l.VNI {
+			continue
+		}
+		if t.Origin == l.Local && t.NextHop == l.Local {
+			return nil
+		}
+		seen = append(seen, t.NextHop.String())
+	}
+	if seen == nil {
+		return []string{fmt.Sprintf("BGP has no type-3 route of its own for VNI %d", l.VNI)}
+	}
+	return []string{fmt.Sprintf("BGP's type-3 route for VNI %d has next hop %s, not %s", l.VNI, strings.Join(seen, " and "), l.Local)}
+}
+
+// silent names the remote VTEPs that answered a ping from m.Old and don't answer one from m.New. Who answers the old
+// address is asked once a transaction, before the swap; an old address that is not there any more has no answers to keep.
+func (r *Runner) silent(ctx context.Context, m plan.Move, f frr.Observation) ([]string, error) {
+	before, asked := r.answered[m]
+	if !asked {
+		var err error
+		if before, err = r.ping(ctx, m.Old, vteps(f.Type3, m.New.Is4())); err != nil {
+			if !r.lacks(ctx, m.Old) {
+				return nil, err
+			}
+			before = nil
+		}
+		r.answered[m] = before
+	}
+	if len(before) == 0 {
+		return nil, nil
+	}
+	now, err := r.ping(ctx, m.New, before)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, a := range before {
+		if !slices.Contains(now, a) {
+			out = append(out, fmt.Sprintf("VTEP %s answers %s but not %s", a, m.Old, m.New))
+		}
+	}
+	return out, nil
+}
+
+func (r *Runner) ping(ctx context.Context, from netip.Addr, to []netip.Addr) ([]netip.Addr, error) {
+	if len(to) == 0 {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, pingTimeout)
+	defer cancel()
+	return r.Kernel.Ping(ctx, from, to)
+}
+
+// lacks reports whether no link of the router's namespace has the address.
+func (r *Runner) lacks(ctx context.Context, a netip.Addr) bool {
+	k, err := r.Kernel.Observe(ctx, nil)
+	return err == nil && !slices.ContainsFunc(k.Links, func(l dataplane.Link) bool {
+		return slices.ContainsFunc(l.Addrs, func(p netip.Prefix) bool { return p.Addr() == a })
+	})
+}
+
+// vteps are the remote VTEPs that BGP knows, of one family, sorted.
+func vteps(routes []frr.Type3, v4 bool) []netip.Addr {
+	var out []netip.Addr
+	for _, t := range routes {
+		if !t.Local && t.Valid && t.NextHop.Is4() == v4 {
+			out = append(out, t.NextHop)
+		}
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out)
+}

@@ -1,0 +1,361 @@
+// Package txn runs a Plan through its phases and, on an error before the point of no return, its undos. One goroutine owns
+// a transaction; what it did is in the journal before it is done, so a daemon that dies can be followed by one that undoes
+// or finishes. It decides nothing about what the plan should be.
+package txn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"vtepd/alloc"
+	"vtepd/daemon/journal"
+	"vtepd/daemon/plan"
+	"vtepd/daemon/state"
+	"vtepd/dataplane"
+	"vtepd/frr"
+)
+
+// Ledger holds the claims of this router. Its methods are idempotent.
+type Ledger interface {
+	// Held lists what the router of that name holds.
+	Held(ctx context.Context, router string) ([]state.Claim, error)
+	// Acquire takes exactly the value that was proposed; an error when somebody else has it by now.
+	Acquire(ctx context.Context, p alloc.Proposal) error
+	// Unacquire makes the ledger what it was before Acquire, whether that was done or not.
+	Unacquire(ctx context.Context, p alloc.Proposal) error
+	// Release gives a value back as its pool reclaims; what this router doesn't hold is success.
+	Release(ctx context.Context, c state.Claim) error
+}
+
+// Journal is what outlives the process: journal.Journal, or a fake of it that fails.
+type Journal interface {
+	Begin(p plan.Plan) error
+	Mark(m journal.Mark) error
+	Commit(c journal.Committed) error
+	End() error
+}
+
+// Event is a step that begins, or how it ended, for status and log.
+type Event struct {
+	Phase plan.Phase
+	Step  int  // number in the plan, from 0
+	Undo  bool // its inverse
+	Done  bool // it ended; with Err if it failed
+	Err   error
+	Retry bool // it failed and will be tried again
+}
+
+// Runner has the ports of a transaction. Its zero durations mean the defaults.
+type Runner struct {
+	Kernel  dataplane.Kernel
+	FRR     frr.Router
+	Ledger  Ledger
+	Journal Journal
+	Netns   []string      // the namespaces of parents, for reading back
+	Timeout time.Duration // longest wait for FRR, its peers and the remote VTEPs in one step; default 60s
+	Report  func(Event)   // may be nil
+
+	router   string
+	answered map[plan.Move][]remote
+}
+
+const (
+	defaultTimeout = 60 * time.Second
+	// undoTimeout bounds a whole rollback, under a context that cancellation doesn't reach.
+	undoTimeout = 60 * time.Second
+	// poll is how often a condition is looked at that FRR gives no event for.
+	poll = 100 * time.Millisecond
+	// lastDrain bounds the drain of a daemon that was told to stop.
+	lastDrain = 5 * time.Second
+	// retryFirst and retryMost bound the backoff of a step past the point of no return.
+	retryFirst = 200 * time.Millisecond
+	retryMost  = 10 * time.Second
+)
+
+// Error is a transaction that failed. The router is in the old state, unless Degraded.
+type Error struct {
+	Phase  plan.Phase
+	Step   int
+	Object string // what the step was about, "" when it was about many
+	Err    error  // the kernel's or FRR's own words are in it
+	// Degraded is why the rollback didn't reach the old state, nil when it did: the journal is still there, and Recover
+	// takes it up again.
+	Degraded error
+}
+
+func (e *Error) Error() string {
+	s := fmt.Sprintf("%s: step %d: %v", e.Phase, e.Step+1, e.Err)
+	if e.Degraded != nil {
+		return s + "; going back failed: " + e.Degraded.Error()
+	}
+	return s + "; everything is as it was"
+}
+
+func (e *Error) Unwrap() []error { return []error{e.Err, e.Degraded} }
+
+// ErrStopped is a transaction past the point of no return that was told to stop before its retirement was done: the new
+// state is live, the journal is still there, and the next start finishes.
+var ErrStopped = errors.New("stopped before the old objects were retired; the next start finishes")
+
+// Run executes p: afterwards the router is in p.New, and nil is returned; or it is in p.Old, and the error, an *Error,
+// says which step failed; or it is between, and the *Error is Degraded. A ctx that ends before the point of no return is
+// a failure like any other; after it, what is left is done within bounds.
+func (r *Runner) Run(ctx context.Context, p plan.Plan) error {
+	if err := r.Journal.Begin(p); err != nil {
+		return &Error{Phase: p.Steps[0].Phase, Err: err}
+	}
+	r.router, r.answered = p.Router, map[plan.Move][]remote{}
+	forward := forwardFrom(p)
+	for k := range forward {
+		err := r.Journal.Mark(journal.Mark{Do: &k})
+		if err == nil {
+			err = r.step(ctx, p, k)
+		}
+		if err != nil {
+			return r.failed(ctx, p, k, err)
+		}
+	}
+	// The new state is proven. From here there is only forward.
+	if err := r.Journal.Mark(journal.Mark{Forward: true}); err != nil {
+		return r.failed(ctx, p, max(forward-1, 0), err)
+	}
+	if err := r.Kernel.Unstage(); err != nil {
+		r.report(Event{Phase: plan.Stage, Done: true, Err: err})
+	}
+	return r.finish(ctx, p, forward)
+}
+
+// forwardFrom is the first step past the point of no return.
+func forwardFrom(p plan.Plan) int {
+	for k, s := range p.Steps {
+		if s.Phase == plan.Drain || s.Phase == plan.Retire {
+			return k
+		}
+	}
+	return len(p.Steps)
+}
+
+// Recover takes up what a journal of an earlier daemon, or a degraded rollback, left. It returns nil once the router is
+// wholly in the old or in the new state and the journal is gone.
+func (r *Runner) Recover(ctx context.Context, rec journal.Record) error {
+	r.router, r.answered = rec.Plan.Router, map[plan.Move][]remote{}
+	if rec.Forward() {
+		return r.finish(ctx, rec.Plan, max(forwardFrom(rec.Plan), rec.Begun()-1))
+	}
+	return r.undo(ctx, rec.Plan, rec.Begun()-1)
+}
+
+func (r *Runner) report(e Event) {
+	if r.Report != nil {
+		r.Report(e)
+	}
+}
+
+func (r *Runner) step(ctx context.Context, p plan.Plan, k int) error {
+	s := p.Steps[k]
+	r.report(Event{Phase: s.Phase, Step: k})
+	err := r.do(ctx, s.Do)
+	r.report(Event{Phase: s.Phase, Step: k, Done: true, Err: err})
+	return err
+}
+
+// failed goes back from step k and makes the error of the transaction.
+func (r *Runner) failed(ctx context.Context, p plan.Plan, k int, cause error) error {
+	e := &Error{Phase: p.Steps[k].Phase, Step: k, Object: object(cause), Err: cause}
+	e.Degraded = r.undo(context.WithoutCancel(ctx), p, k)
+	return e
+}
+
+// object is the thing that an error of a port is about.
+func object(err error) string {
+	if e, ok := errors.AsType[*dataplane.OpError](err); ok {
+		return e.Op.Object()
+	}
+	if e, ok := errors.AsType[*frr.EditError](err); ok {
+		return e.Edit.Object()
+	}
+	return ""
+}
+
+// undo does the inverses of steps k..0 and proves that the old state is back. It stops at the first inverse that fails:
+// the ones before it stand on it.
+func (r *Runner) undo(ctx context.Context, p plan.Plan, k int) error {
+	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
+	defer cancel()
+	for ; k >= 0; k-- {
+		s := p.Steps[k]
+		if s.Undo == nil {
+			continue
+		}
+		// A mark that can't be written doesn't stop the way back: without it, recovery does this inverse once more.
+		if err := r.Journal.Mark(journal.Mark{Undo: &k}); err != nil {
+			r.report(Event{Phase: s.Phase, Step: k, Undo: true, Done: true, Err: err})
+		}
+		r.report(Event{Phase: s.Phase, Step: k, Undo: true})
+		err := r.do(ctx, *s.Undo)
+		r.report(Event{Phase: s.Phase, Step: k, Undo: true, Done: true, Err: err})
+		if err != nil {
+			return fmt.Errorf("undo of %s: step %d: %w", s.Phase, k+1, err)
+		}
+	}
+	if err := r.Kernel.Unstage(); err != nil {
+		return fmt.Errorf("shadow namespace: %w", err)
+	}
+	if err := r.await(ctx, plan.Await{State: &p.Old, Own: p.New.Routes}); err != nil {
+		return fmt.Errorf("the old state is not back: %w", err)
+	}
+	return r.Journal.End()
+}
+
+// finish commits the new state and does what is past the point of no return, from step k, each step until it succeeds.
+func (r *Runner) finish(ctx context.Context, p plan.Plan, k int) error {
+	stop := ctx
+	ctx = context.WithoutCancel(ctx)
+	commit := func() error {
+		return r.Journal.Commit(journal.Committed{Generation: p.Generation, State: p.New})
+	}
+	if err := r.until(stop, Event{Phase: plan.Retire, Step: k}, commit); err != nil {
+		return err
+	}
+	for ; k < len(p.Steps); k++ {
+		s := p.Steps[k]
+		err := r.until(stop, Event{Phase: s.Phase, Step: k}, func() error {
+			if err := r.Journal.Mark(journal.Mark{Do: &k}); err != nil {
+				return err
+			}
+			if s.Do.Drain != nil {
+				return r.drain(ctx, stop, *s.Do.Drain)
+			}
+			return r.do(ctx, s.Do)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return r.until(stop, Event{Phase: plan.Retire, Step: k}, r.Journal.End)
+}
+
+// until does f until it succeeds, backing off, or until stop ends after a failure.
+func (r *Runner) until(stop context.Context, e Event, f func() error) error {
+	for wait := retryFirst; ; wait = min(2*wait, retryMost) {
+		r.report(e)
+		err := f()
+		ended := e
+		ended.Done, ended.Err, ended.Retry = true, err, err != nil
+		r.report(ended)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-stop.Done():
+			return fmt.Errorf("%w: %w", ErrStopped, err)
+		case <-time.After(wait):
+		}
+	}
+}
+
+// do executes one action.
+func (r *Runner) do(ctx context.Context, a plan.Action) error {
+	for _, p := range a.Acquire {
+		if err := r.Ledger.Acquire(ctx, p); err != nil {
+			return err
+		}
+	}
+	for _, p := range a.Unacquire {
+		if err := r.Ledger.Unacquire(ctx, p); err != nil {
+			return err
+		}
+	}
+	for _, c := range a.Release {
+		if err := r.Ledger.Release(ctx, c); err != nil {
+			return err
+		}
+	}
+	switch {
+	case a.Stage != nil:
+		return r.Kernel.Stage(ctx, a.Stage.Links, a.Stage.Proofs)
+	case len(a.Kernel) > 0:
+		return r.Kernel.Apply(ctx, a.Kernel)
+	case len(a.FRR) > 0:
+		return r.FRR.Apply(ctx, a.FRR)
+	case a.Await != nil:
+		return r.await(ctx, *a.Await)
+	}
+	return nil
+}
+
+// await polls until the conditions of w hold; the error after the timeout says what didn't.
+func (r *Runner) await(ctx context.Context, w plan.Await) error {
+	timeout := r.Timeout
+	if timeout == 0 {
+		timeout = defaultTimeout
+	}
+	limit, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	tick := time.NewTicker(poll)
+	defer tick.Stop()
+	for {
+		unmet, err := r.look(limit, w)
+		if err != nil && !errors.Is(err, frr.ErrUnreachable) {
+			return err
+		}
+		if err == nil && len(unmet) == 0 {
+			return nil
+		}
+		select {
+		case <-limit.Done():
+			if ctx.Err() != nil {
+				return fmt.Errorf("interrupted while waiting: %w", errors.Join(ctx.Err(), err, unmetError(unmet)))
+			}
+			return fmt.Errorf("not so after %s: %w", timeout, errors.Join(err, unmetError(unmet)))
+		case <-tick.C:
+		}
+	}
+}
+
+// unmetError lists what doesn't hold, cut to what a person reads.
+func unmetError(unmet []string) error {
+	if len(unmet) == 0 {
+		return nil
+	}
+	const most = 5
+	if n := len(unmet); n > most {
+		unmet = append(unmet[:most:most], fmt.Sprintf("and %d more", n-most))
+	}
+	return errors.New(strings.Join(unmet, "; "))
+}
+
+// drain waits until the links have received nothing for the quiet time, at most the limit; when stop ends, at most
+// lastDrain more.
+func (r *Runner) drain(ctx, stop context.Context, d plan.Drained) error {
+	tick := time.NewTicker(poll)
+	defer tick.Stop()
+	limit := time.NewTimer(d.Limit)
+	defer limit.Stop()
+	stopped := stop.Done()
+	var last []uint64
+	since := time.Now()
+	for {
+		now, err := r.Kernel.Received(ctx, d.Links)
+		if err != nil {
+			return err
+		}
+		if !equal(now, last) {
+			last, since = now, time.Now()
+		}
+		if time.Since(since) >= d.Quiet {
+			return nil
+		}
+		select {
+		case <-limit.C:
+			return nil
+		case <-stopped:
+			stopped = nil
+			limit.Reset(min(lastDrain, d.Limit))
+		case <-tick.C:
+		}
+	}
+}
