@@ -146,8 +146,8 @@ func (f *file) scan(data []byte) bool {
 // document decodes the next document: nil at the end, false if it is broken.
 func (f *file) document(dec *yaml.Decoder) (doc *yaml.Node, ok bool) {
 	defer func() {
-		// The library panics on a few inputs that it knows it can't place
-		// ("unexpected tail comment event").
+		// The library panics in states that it holds to be impossible, such as
+		// "unexpected tail comment event (please report)".
 		if r := recover(); r != nil {
 			f.syntax(dec, "can't be read; a comment may stand where none can")
 			doc, ok = nil, false

@@ -15,7 +15,7 @@ func series(quiet, longest time.Duration, touches ...time.Duration) (fires []tim
 	next := make(chan struct{})
 	go func() {
 		for _, at := range touches {
-			time.Sleep(time.Until(start.Add(at)))
+			<-time.After(time.Until(start.Add(at)))
 			next <- struct{}{}
 		}
 	}()

@@ -174,7 +174,7 @@ func look(path string) way {
 	if !isDir {
 		return l
 	}
-	l.add(&l.watch, at)
+	add(&l.watch, at)
 	entries, err := os.ReadDir(at)
 	if err == nil { // or it is gone again, or not readable, which Add will say
 		for _, e := range entries {
@@ -210,8 +210,8 @@ func (l *way) follow(path string) (end string, isDir bool) {
 			dir = filepath.Dir(dir)
 			continue
 		}
-		l.add(&l.watch, dir)
-		l.add(&l.names, name)
+		add(&l.watch, dir)
+		add(&l.names, name)
 		l.last = dir
 		next := filepath.Join(dir, name)
 		info, err := os.Lstat(next)
@@ -232,14 +232,15 @@ func (l *way) follow(path string) (end string, isDir bool) {
 		default:
 			// A file that is a mount of its own, as containers have them, gives
 			// no event in its directory when it is written to.
-			l.add(&l.watch, next)
+			add(&l.watch, next)
 			return next, false
 		}
 	}
 	return dir, true
 }
 
-func (*way) add(to *[]string, s string) {
+// add appends s, once.
+func add(to *[]string, s string) {
 	if !slices.Contains(*to, s) {
 		*to = append(*to, s)
 	}

@@ -327,11 +327,13 @@ func TestOverflow(t *testing.T) {
 }
 
 func TestEnds(t *testing.T) {
-	w, err := New(filepath.Join(t.TempDir(), "vtepd.yaml"))
+	path := filepath.Join(t.TempDir(), "vtepd.yaml")
+	w, err := New(path)
 	do(t, err)
 	do(t, w.Close())
-	if err := w.Run(context.Background()); err == nil || !strings.HasSuffix(err.Error(), "watch: watcher already closed") && !strings.Contains(err.Error(), "closed") {
-		t.Errorf("Run of a closed Watcher: %v", err)
+	want := "watch " + path + ": fsnotify: watcher already closed"
+	if err := w.Run(context.Background()); err == nil || err.Error() != want {
+		t.Errorf("Run of a closed Watcher: %v, want %s", err, want)
 	}
 }
 
