@@ -99,6 +99,7 @@ func replace(t *testing.T, path, text string) {
 }
 
 func TestFile(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "vtepd.yaml")
 	w := start(t, path)
 	put(t, path, "created")
@@ -122,6 +123,7 @@ func TestFile(t *testing.T) {
 
 // What happens between New and Run isn't lost.
 func TestBeforeRun(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "vtepd.yaml")
 	w, err := New(path)
 	do(t, err)
@@ -135,6 +137,7 @@ func TestBeforeRun(t *testing.T) {
 }
 
 func TestDirectory(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	w := start(t, dir)
 	a, b := filepath.Join(dir, "a.yaml"), filepath.Join(dir, "b.yaml")
@@ -183,8 +186,10 @@ func (v *volume) swap(text string) {
 }
 
 func TestKubernetes(t *testing.T) {
+	t.Parallel()
 	for _, what := range []string{"file", "directory"} {
 		t.Run(what, func(t *testing.T) {
+			t.Parallel()
 			v := &volume{t: t, dir: t.TempDir()}
 			path := filepath.Join(v.dir, "vtepd.yaml")
 			v.swap("1")
@@ -207,6 +212,7 @@ func TestKubernetes(t *testing.T) {
 
 // A link on the way to the directory is turned.
 func TestLinkOnTheWay(t *testing.T) {
+	t.Parallel()
 	top := t.TempDir()
 	for _, v := range []string{"v1", "v2"} {
 		do(t, os.MkdirAll(filepath.Join(top, v, "etc"), 0o755))
@@ -224,8 +230,10 @@ func TestLinkOnTheWay(t *testing.T) {
 }
 
 func TestDirectoryDeletedAndRecreated(t *testing.T) {
+	t.Parallel()
 	for _, what := range []string{"file", "directory"} {
 		t.Run(what, func(t *testing.T) {
+			t.Parallel()
 			top := t.TempDir()
 			dir := filepath.Join(top, "etc", "vtepd", "conf")
 			path := filepath.Join(dir, "vtepd.yaml")
@@ -265,11 +273,13 @@ func TestDirectoryDeletedAndRecreated(t *testing.T) {
 }
 
 func TestBurst(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name  string
 		write func(t *testing.T, path, text string)
 	}{{"in place", put}, {"rename", replace}} {
 		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
 			path := filepath.Join(t.TempDir(), "vtepd.yaml")
 			w := start(t, path)
 			for i := range 1000 {
@@ -281,6 +291,7 @@ func TestBurst(t *testing.T) {
 }
 
 func TestWriterThatNeverStops(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "vtepd.yaml")
 	w := start(t, path)
 	stop, stopped := make(chan struct{}), make(chan error, 1)
@@ -308,6 +319,7 @@ func TestWriterThatNeverStops(t *testing.T) {
 
 // Losing events is a reason to look again, and to set the watches again.
 func TestOverflow(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "vtepd.yaml")
 	put(t, path, "1")
