@@ -10,14 +10,17 @@ import (
 // Model is the router's links as a value on which ops can be tried: the meaning of the verbs, written down once.
 // dataplane/kernel derives its messages from it, dataplane/fake its state. It knows ownership and what an op needs; what
 // only a kernel refuses (an address in use, a second VXLAN of one VNI) it doesn't know.
-type Model struct{ links map[string]Link }
+type Model struct {
+	links map[string]Link
+	refs  map[string]int // how many links have one as their master or parent
+}
 
 // Change is what an op makes of one link. A Before without a name: it is made; an After without: it goes.
 type Change struct{ Before, After Link }
 
 // NewModel returns a Model of links; it keeps nothing of the slice.
 func NewModel(links []Link) *Model {
-	m := &Model{links: make(map[string]Link, len(links))}
+	m := &Model{links: make(map[string]Link, len(links)), refs: map[string]int{}}
 	for _, l := range links {
 		m.Put(l)
 	}
@@ -47,7 +50,16 @@ func (m *Model) Link(name string) (Link, bool) {
 // Put puts l in the place of the link of its name.
 func (m *Model) Put(l Link) {
 	l.Addrs = SortedAddrs(l.Addrs)
+	m.refer(m.links[l.Name], -1)
 	m.links[l.Name] = l
+	m.refer(l, 1)
+}
+
+func (m *Model) refer(l Link, n int) {
+	m.refs[l.Master] += n
+	if l.Kind == IPVLAN && l.ParentNetns == "" {
+		m.refs[l.Parent] += n
+	}
 }
 
 // SortedAddrs returns addrs in order, each once.
@@ -144,6 +156,9 @@ func (m *Model) set(have, want Link) ([]Change, error) {
 }
 
 func (m *Model) change(before, after Link) ([]Change, error) {
+	if master, ok := m.links[after.Master]; ok && after.VLAN != 0 && !master.VLANAware {
+		return nil, fmt.Errorf("%w: vlan %d needs a VLAN-aware bridge without a default VLAN, and %s isn't one", ErrInTheWay, after.VLAN, master)
+	}
 	if after.Master != "" && after.Master != before.Master {
 		if _, ok := m.links[after.Master]; !ok {
 			return nil, fmt.Errorf("master %s is %w", after.Master, ErrNotFound)
@@ -195,14 +210,21 @@ func (m *Model) Do(changes []Change) {
 
 // Remove takes the link of that name away, with what the kernel does of itself.
 func (m *Model) Remove(name string) {
+	m.refer(m.links[name], -1)
 	delete(m.links, name)
-	for n, l := range m.links {
+	if m.refs[name] == 0 {
+		return
+	}
+	for _, l := range m.Links() {
+		if _, still := m.links[l.Name]; !still {
+			continue
+		}
 		if l.Master == name {
 			l.Master, l.NeighSuppress, l.VLAN = "", false, 0
-			m.links[n] = l
+			m.Put(l)
 		}
 		if l.Kind == IPVLAN && l.ParentNetns == "" && l.Parent == name {
-			m.Remove(n)
+			m.Remove(l.Name)
 		}
 	}
 }
@@ -242,6 +264,17 @@ func inTheWay(want, have Link, fixed bool) error {
 		return fmt.Errorf("%w: %s has %s", ErrInTheWay, have, strings.Join(d, ", "))
 	}
 	return nil
+}
+
+// OtherMode is the refusal of an ipvlan whose parent has a child of another mode, in the namespace of that name: the kernel
+// would change the child's.
+func OtherMode(want, child Link, netns string) error {
+	where := ""
+	if netns != "" {
+		where = " in " + netns
+	}
+	return fmt.Errorf("%w: %s has %s%s in mode %s, and all children of a parent have one mode, wanted %s",
+		ErrInTheWay, want.Parent, child, where, child.Mode, want.Mode)
 }
 
 // Diff says in which values have differs from the wanted link l, each as "FIELD X, wanted Y"; it is empty where Same is true.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"slices"
 	"strings"
@@ -193,11 +194,7 @@ func (k *Kernel) Observe(ctx context.Context, netns []string) (dataplane.Observa
 	for _, n := range netns {
 		m, ok := k.netns[n]
 		if !ok {
-			path := n
-			if !strings.HasPrefix(n, "/") {
-				path = "/run/netns/" + n
-			}
-			o.Netns = append(o.Netns, dataplane.Netns{Name: n, Err: fmt.Sprintf("open %s: no such file or directory", path)})
+			o.Netns = append(o.Netns, dataplane.Netns{Name: n, Err: noNetns(n).Error()})
 			continue
 		}
 		k.counts.Dumps++
@@ -308,8 +305,15 @@ func (k *Kernel) check(ops []dataplane.Op) error {
 	m := k.router.Clone()
 	for _, op := range ops {
 		changes, err := m.Plan(op)
-		if err == nil && op.Verb == dataplane.Expose && len(changes) > 0 && changes[0].Before.Name == "" {
-			err = k.isStaged(op.Link)
+		if err == nil && len(changes) > 0 && changes[0].Before.Name == "" {
+			switch {
+			case op.Verb == dataplane.Expose:
+				err = k.isStaged(op.Link)
+			case op.Link.Kind == dataplane.IPVLAN:
+				if _, _, err = k.parent(m, op.Link); err == nil {
+					err = k.oneMode(m, op.Link)
+				}
+			}
 		}
 		if err != nil {
 			return &dataplane.OpError{Op: op, Err: err}
@@ -382,8 +386,8 @@ func (k *Kernel) do(op dataplane.Op) error {
 			c.After.MTU = k.defaultMTU(c.After)
 		}
 		changes[i] = c
-		k.counts.Messages++
 	}
+	k.counts.Messages++
 	k.router.Do(changes)
 	for _, c := range changes {
 		if c.After.Name == "" && k.staged != nil {
@@ -430,16 +434,9 @@ func (k *Kernel) refuse(m *dataplane.Model, c dataplane.Change) error {
 }
 
 func (k *Kernel) refuseChild(m *dataplane.Model, l, before dataplane.Link, made bool) error {
-	at := k.router
-	if l.ParentNetns != "" {
-		var ok bool
-		if at, ok = k.netns[l.ParentNetns]; !ok {
-			return fmt.Errorf("namespace %s is %w", l.ParentNetns, dataplane.ErrNotFound)
-		}
-	}
-	parent, ok := at.Link(l.Parent)
-	if !ok {
-		return fmt.Errorf("parent %s is %w", l.Parent, dataplane.ErrNotFound)
+	at, parent, err := k.parent(k.router, l)
+	if err != nil {
+		return err
 	}
 	if made {
 		if master, ok := at.Link(parent.Master); ok && master.Kind == dataplane.Bridge {
@@ -449,10 +446,17 @@ func (k *Kernel) refuseChild(m *dataplane.Model, l, before dataplane.Link, made 
 			return ack(syscall.EINVAL, "")
 		}
 	}
-	for _, o := range k.siblings(m, l) {
-		if made && o.Mode != "" && o.Mode != l.Mode {
-			return ack(syscall.EEXIST, "")
+	if made {
+		if err := k.oneMode(k.router, l); err != nil {
+			return err
 		}
+		for i, o := range k.children {
+			if o.Parent == l.Parent && o.ParentNetns == l.ParentNetns {
+				k.children[i].Mode = l.Mode // which nobody sees
+			}
+		}
+	}
+	for _, o := range k.siblings(m, l) {
 		for _, a := range l.Addrs {
 			if !slices.Contains(before.Addrs, a) && slices.ContainsFunc(o.Addrs, func(b netip.Prefix) bool { return a.Addr() == b.Addr() }) {
 				return ack(syscall.EADDRINUSE, "Address already assigned to an ipvlan device")
@@ -460,6 +464,40 @@ func (k *Kernel) refuseChild(m *dataplane.Model, l, before dataplane.Link, made 
 		}
 	}
 	return nil
+}
+
+// parent finds an ipvlan's parent, and the namespace that it is in; router stands for the router's.
+func (k *Kernel) parent(router *dataplane.Model, l dataplane.Link) (*dataplane.Model, dataplane.Link, error) {
+	at := router
+	if l.ParentNetns != "" {
+		var ok bool
+		if at, ok = k.netns[l.ParentNetns]; !ok {
+			return nil, dataplane.Link{}, noNetns(l.ParentNetns)
+		}
+	}
+	parent, ok := at.Link(l.Parent)
+	if !ok {
+		return nil, dataplane.Link{}, fmt.Errorf("parent %s is %w", l.Parent, dataplane.ErrNotFound)
+	}
+	return at, parent, nil
+}
+
+// oneMode refuses an ipvlan that would change the mode of others that can be seen.
+func (k *Kernel) oneMode(router *dataplane.Model, l dataplane.Link) error {
+	for _, o := range router.Links() {
+		if o.Kind == dataplane.IPVLAN && o.Parent == l.Parent && o.ParentNetns == l.ParentNetns && o.Mode != l.Mode {
+			return dataplane.OtherMode(l, o, "")
+		}
+	}
+	return nil
+}
+
+func noNetns(name string) error {
+	path := name
+	if !strings.HasPrefix(name, "/") {
+		path = "/run/netns/" + name
+	}
+	return &fs.PathError{Op: "open", Path: path, Err: syscall.ENOENT}
 }
 
 // siblings are all other ipvlans on the parent of l, a link of namespace m, in all namespaces.
