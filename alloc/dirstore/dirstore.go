@@ -23,13 +23,17 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"vtepd/alloc"
 )
 
-const tmpDir = ".tmp"
+const (
+	tmpDir   = ".tmp"
+	lockFile = ".lock"
+)
 
 // Store is a handle on a ledger directory.
 type Store struct {
@@ -37,6 +41,7 @@ type Store struct {
 	dir      int // -1: opened for reading, and the directory isn't there
 	readOnly bool
 	op       func(op string) error // asked before every system call that changes something
+	poll     time.Duration         // see pollEvery
 
 	// life is held for reading by every call, so that Close waits for them.
 	life   sync.RWMutex
@@ -74,7 +79,7 @@ func open(path string, readOnly bool, op func(string) error) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{path: path, dir: -1, readOnly: readOnly, op: op, quit: make(chan struct{}), seen: map[string]entry{}}
+	s := &Store{path: path, dir: -1, readOnly: readOnly, op: op, poll: pollEvery, quit: make(chan struct{}), seen: map[string]entry{}}
 	if !readOnly {
 		switch err := os.Mkdir(path, 0o750); {
 		case err == nil:
@@ -399,6 +404,14 @@ func (s *Store) Create(ctx context.Context, a alloc.Allocation) (alloc.Allocatio
 	if unix.Fstatat(s.dir, a.Name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil {
 		return alloc.Allocation{}, exists // spares those who come late a sync
 	}
+	done, err := s.turn(ctx)
+	if err != nil {
+		return alloc.Allocation{}, err
+	}
+	defer done()
+	if unix.Fstatat(s.dir, a.Name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil {
+		return alloc.Allocation{}, exists
+	}
 	t, err := s.newTemp(a.Name, data)
 	if err != nil {
 		return alloc.Allocation{}, s.fail("create "+a.Name, err)
@@ -407,6 +420,7 @@ func (s *Store) Create(ctx context.Context, a alloc.Allocation) (alloc.Allocatio
 	if err == nil {
 		err = retry(func() error { return unix.Linkat(s.dir, t.name, s.dir, a.Name, 0) })
 	}
+	done()
 	if err != nil {
 		s.discard(t)
 		if errors.Is(err, unix.EEXIST) {
@@ -423,6 +437,26 @@ func (s *Store) Create(ctx context.Context, a alloc.Allocation) (alloc.Allocatio
 		return alloc.Allocation{}, s.fail("create "+a.Name, err)
 	}
 	return s.decode(a.Name, data)
+}
+
+// turnLimit is how long a process waits for its turn.
+const turnLimit = time.Second
+
+// turn makes those who create wait for each other, so that of eight who race for a value one syncs a file and not eight, of which
+// seven are in vain. Nothing depends on it: who can't have a lock, or finds its holder stopped, goes on without.
+func (s *Store) turn(ctx context.Context) (done func(), err error) {
+	fd, err := retry2(func() (int, error) {
+		return unix.Openat(s.dir, lockFile, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o640)
+	})
+	if err != nil {
+		return func() {}, nil
+	}
+	wait, cancel := context.WithTimeout(ctx, turnLimit)
+	defer cancel()
+	if err := s.flock(wait, fd); err != nil { // fd is closed
+		return func() {}, ctx.Err()
+	}
+	return sync.OnceFunc(func() { _ = unix.Close(fd) }), nil
 }
 
 func (s *Store) syncDir() error {

@@ -4,14 +4,14 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"vtepd/alloc"
 	"vtepd/alloc/storetest"
 )
 
-// newLedger makes a directory; wrap changes each Store that is opened on it.
-func newLedger(t *testing.T, wrap func(*Store)) storetest.NewLedger {
-	root := t.TempDir()
+// newLedger makes directories under root; wrap changes each Store that is opened on one.
+func newLedger(root string, wrap func(*Store)) storetest.NewLedger {
 	return func(tb storetest.TB) func() (alloc.Store, error) {
 		dir, err := os.MkdirTemp(root, "ledger")
 		if err != nil {
@@ -20,7 +20,7 @@ func newLedger(t *testing.T, wrap func(*Store)) storetest.NewLedger {
 		tb.Cleanup(func() { _ = os.RemoveAll(dir) })
 		return func() (alloc.Store, error) {
 			s, err := Open(filepath.Join(dir, "claims"))
-			if err == nil && wrap != nil {
+			if err == nil {
 				wrap(s)
 			}
 			return s, err
@@ -29,15 +29,26 @@ func newLedger(t *testing.T, wrap func(*Store)) storetest.NewLedger {
 }
 
 func TestStore(t *testing.T) {
-	storetest.Run(t, newLedger(t, nil))
+	storetest.Run(t, newLedger(t.TempDir(), func(*Store) {}))
 }
 
 // On a filesystem that other machines write to, every look reads everything.
 func TestStoreWithoutNotifications(t *testing.T) {
-	storetest.Run(t, newLedger(t, func(s *Store) {
+	storetest.Run(t, newLedger(inMemory(t), func(s *Store) {
+		s.poll = 10 * time.Millisecond
 		if s.notify != nil {
 			s.notify.close()
 			s.notify = nil
 		}
 	}))
+}
+
+// inMemory is a directory where syncing costs nothing, or any directory.
+func inMemory(t *testing.T) string {
+	dir, err := os.MkdirTemp("/dev/shm", "dirstore")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
 }

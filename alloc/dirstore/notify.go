@@ -97,8 +97,8 @@ func parseEvents(b []byte) []event {
 	return out
 }
 
-// poll is how often the directory's own time is looked at where another machine may change it.
-const poll = 2 * time.Second
+// pollEvery is how often the directory's own time is looked at where another machine may change it.
+const pollEvery = 2 * time.Second
 
 // Watch implements alloc.Store.
 func (s *Store) Watch(ctx context.Context) (<-chan struct{}, error) {
@@ -154,10 +154,13 @@ func (s *Store) Watch(ctx context.Context) (<-chan struct{}, error) {
 	return hints, nil
 }
 
+// pollDir hints when the directory's time is another one, not a later one: clocks jump. Its time is coarse, and a second change in
+// one tick doesn't show, so that it hints once more at the next look.
 func (s *Store) pollDir(ctx context.Context, hint func()) {
-	t := time.NewTicker(poll)
+	t := time.NewTicker(s.poll)
 	defer t.Stop()
-	last, known := s.dirTime()
+	var last unix.Timespec
+	known, again := false, true
 	for {
 		select {
 		case <-ctx.Done():
@@ -166,11 +169,12 @@ func (s *Store) pollDir(ctx context.Context, hint func()) {
 			return
 		case <-t.C:
 		}
-		// Different, not later: clocks jump.
-		if now, ok := s.dirTime(); ok != known || now != last {
-			last, known = now, ok
+		now, ok := s.dirTime()
+		differs := ok != known || now != last
+		if differs || again {
 			hint()
 		}
+		last, known, again = now, ok, differs
 	}
 }
 
