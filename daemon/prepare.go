@@ -81,6 +81,7 @@ func Prepare(ctx context.Context, p Ports, cfg *config.Config) (Prepared, error)
 	if len(out.Refusals) > 0 {
 		return out, nil
 	}
+	theirs := func(n frr.Network) bool { return n.RouteMap == frr.Mark && !slices.Contains(a.Routes, n.Prefix) }
 	out.Plan = plan.Compute(a, b, plan.Input{
 		Generation: max(last.Generation, plan.NewestGeneration(k.Links)) + 1,
 		ASN:        f.Instance.ASN,
@@ -88,6 +89,7 @@ func Prepare(ctx context.Context, p Ports, cfg *config.Config) (Prepared, error)
 		Router:     cfg.Node.Name,
 		Proposals:  proposals,
 		Links:      k.Links, Sessions: f.Sessions, RouterID: f.Instance.RouterID,
+		MapShared: slices.ContainsFunc(f.Networks, theirs),
 	})
 	out.Plan.Notes = notes
 	if len(out.Plan.Disruptions) > 0 && !cfg.Transaction.AllowDisruptive {

@@ -257,13 +257,27 @@ func disruptions(a state.State, d diff, in Input) []Disruption {
 			add(b.Name, "still has ports that vtepd doesn't own (%s), and they lose their bridge; take them out first", strings.Join(ports, ", "))
 		}
 	}
-	for _, addr := range leaving(a, d) {
+	gone := leaving(a, d)
+	for _, addr := range gone {
 		if who := usedBy(addr, d.delEndpoints, in); who != "" {
 			add(addr.String(), "%s", who)
 		}
 	}
+	for _, l := range d.delEndpoints { // the address may stay on another link, the name of this one goes
+		var peers []string
+		for _, s := range in.Sessions {
+			if s.UpdateSource == l.Name && !slices.ContainsFunc(l.Addrs, func(p netip.Prefix) bool { return slices.Contains(gone, p.Addr()) }) {
+				peers = append(peers, s.Peer)
+			}
+		}
+		if len(peers) > 0 {
+			add(l.Name, "is the update-source of the BGP sessions with %s: %s", strings.Join(peers, ", "), sessionsFall)
+		}
+	}
 	return out
 }
+
+const sessionsFall = "they go down, for as long as they aren't configured otherwise"
 
 // leaving are the endpoint addresses that the router won't have any more.
 func leaving(a state.State, d diff) []netip.Addr {
@@ -297,7 +311,7 @@ func usedBy(addr netip.Addr, going []dataplane.Link, in Input) string {
 		}
 	}
 	if len(peers) > 0 {
-		return "is the local end of the BGP sessions with " + strings.Join(peers, ", ") + ": they go down, for as long as they aren't configured otherwise"
+		return "is the local end of the BGP sessions with " + strings.Join(peers, ", ") + ": " + sessionsFall
 	}
 	if in.RouterID == addr {
 		return "is FRR's router id: all BGP sessions restart when FRR chooses another one"

@@ -123,6 +123,8 @@ type Input struct {
 	// Sessions and RouterID are FRR's: who loses a session when an address goes.
 	Sessions []frr.Session
 	RouterID netip.Addr
+	// MapShared: a line that isn't vtepd's uses the route map too, so the map is never removed.
+	MapShared bool
 }
 
 // The groups of a generation. They are numbers that nobody takes by chance; the low two bits tell what is in it.
@@ -349,7 +351,7 @@ func announce(a state.State, d diff, in Input) []Step {
 	}
 	if len(do) > 0 {
 		do = slices.Insert(do, 0, frr.Edit{Verb: frr.AddRouteMap, ASN: in.ASN})
-		if len(a.Routes) == 0 {
+		if len(a.Routes) == 0 && !in.MapShared {
 			undo = append(undo, frr.Edit{Verb: frr.RemoveRouteMap, ASN: in.ASN})
 		}
 	}
@@ -469,7 +471,7 @@ func retire(a, b state.State, d diff, in Input) []Step {
 	for _, r := range d.delRoutes {
 		lines = append(lines, frr.Edit{Verb: frr.RemoveNetwork, ASN: in.ASN, Prefix: r})
 	}
-	if len(d.delRoutes) > 0 && len(b.Routes) == 0 {
+	if len(d.delRoutes) > 0 && len(b.Routes) == 0 && !in.MapShared {
 		lines = append(lines, frr.Edit{Verb: frr.RemoveRouteMap, ASN: in.ASN})
 	}
 	steps = append(steps, one(Retire, Action{FRR: lines}, nil)...)
