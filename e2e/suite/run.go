@@ -161,13 +161,14 @@ func (s *suite) progress(r result, t *tally) {
 	}
 	var detail strings.Builder
 	if word == "FAIL" {
+		detail.WriteByte('\n')
 		t.report(&detail)
 	}
 	place := r.where
 	if r.frr != "" {
 		place += " FRR " + r.frr
 	}
-	s.say("%s  %-22s %-28s %4d passed %7.1fs\n%s", word, place, r.pkg, r.passed, r.took.Seconds(), detail.String())
+	s.say("%s  %-22s %-28s %4d passed %7.1fs%s", word, place, r.pkg, r.passed, r.took.Seconds(), detail.String())
 }
 
 // e2e runs the stories and prints one line of sums for each FRR version.

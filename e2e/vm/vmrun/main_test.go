@@ -24,14 +24,34 @@ func TestParse(t *testing.T) {
 		want invocation
 		err  string
 	}{
-		{"a test binary as go test gives it", "exec", []string{"-frr", "bookworm", "/tmp/b/x.test", "-test.timeout=10m0s", "-test.v"}, nil,
-			invocation{test: true, release: "bookworm", timeout: 10*time.Minute + vm.Grace, argv: []string{"/tmp/b/x.test", "-test.timeout=10m0s", "-test.v"}}, ""},
-		{"no release", "exec", []string{"x.test"}, nil,
-			invocation{test: true, release: "trixie", argv: []string{"x.test"}}, ""},
-		{"the environment's choice", "exec", []string{"x.test"}, map[string]string{"VTEPD_FRR_RELEASE": "sid", "VTEPD_NATIVE": "1"},
-			invocation{test: true, release: "sid", native: true, argv: []string{"x.test"}}, ""},
-		{"a command line", "run", []string{"-timeout", "5s", "-native", "--", "sh", "-c", "x", "-test.timeout=1s"}, nil,
-			invocation{release: "trixie", native: true, timeout: 5 * time.Second, argv: []string{"sh", "-c", "x", "-test.timeout=1s"}}, ""},
+		{
+			"a test binary as go test gives it", "exec",
+			[]string{"-frr", "bookworm", "/tmp/b/x.test", "-test.timeout=10m0s", "-test.v"},
+			nil,
+			invocation{test: true, release: "bookworm", timeout: 10*time.Minute + vm.Grace, argv: []string{"/tmp/b/x.test", "-test.timeout=10m0s", "-test.v"}},
+			"",
+		},
+		{
+			"no release", "exec",
+			[]string{"x.test"},
+			nil,
+			invocation{test: true, release: "trixie", argv: []string{"x.test"}},
+			"",
+		},
+		{
+			"the environment's choice", "exec",
+			[]string{"x.test"},
+			map[string]string{"VTEPD_FRR_RELEASE": "sid", "VTEPD_NATIVE": "1"},
+			invocation{test: true, release: "sid", native: true, argv: []string{"x.test"}},
+			"",
+		},
+		{
+			"a command line", "run",
+			[]string{"-timeout", "5s", "-native", "--", "sh", "-c", "x", "-test.timeout=1s"},
+			nil,
+			invocation{release: "trixie", native: true, timeout: 5 * time.Second, argv: []string{"sh", "-c", "x", "-test.timeout=1s"}},
+			"",
+		},
 		{"nothing to run", "run", []string{"-frr", "sid"}, nil, invocation{}, "no command line to run"},
 		{"a bad timeout", "exec", []string{"x.test", "-test.timeout=x"}, nil, invocation{}, `-test.timeout: time: invalid duration "x"`},
 	} {
@@ -82,10 +102,9 @@ func build(t *testing.T) string {
 	return bin
 }
 
-// TestAGuestsWord boots one guest and holds it to what the callers rely on: exit
-// statuses, both streams, nothing left behind, and a panic that isn't a success.
-func TestAGuestsWord(t *testing.T) {
-	bin := build(t)
+// trixie is a lab on this checkout with that guest's root.
+func trixie(t *testing.T) (vm.Lab, string) {
+	t.Helper()
 	dir, err := os.Getwd()
 	if err != nil {
 		t.Fatal(err)
@@ -98,7 +117,50 @@ func TestAGuestsWord(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lab := vm.Lab{Checkout: checkout, Artifacts: t.TempDir(), Root: roots[0]}
+	return vm.Lab{Checkout: checkout, Artifacts: t.TempDir(), Root: roots[0]}, dir
+}
+
+// TestAWorldOnThisHost runs jobs on this kernel over the guest's root: what
+// -native does once the kernel has passed the probe.
+func TestAWorldOnThisHost(t *testing.T) {
+	bin := build(t)
+	lab, dir := trixie(t)
+	for _, c := range []struct {
+		name, script string
+		status       int
+		stdout       string
+	}{
+		{
+			"FRR, the checkout and a network namespace of its own", `/usr/lib/frr/zebra --version | head -n 1; pwd; ip -br link show; ip netns add x && ip netns`, 0,
+			"zebra version 10.3\n" + dir + "\nlo               UNKNOWN        00:00:00:00:00:00 <LOOPBACK,UP,LOWER_UP> \nx\n",
+		},
+		{"a status", "touch /etc/left; exit 9", 9, ""},
+		{"nothing left", "ls /etc/left; ip netns; echo seen > $VTEPD_ARTIFACTS/note; touch ./x", 1, ""},
+	} {
+		var stdout, stderr bytes.Buffer
+		exit, err := lab.RunNative(t.Context(), bin, vm.Command{
+			Argv: []string{"sh", "-c", c.script}, Dir: dir, Env: lab.Env(nil), Stdout: &stdout, Stderr: &stderr,
+		})
+		if err != nil || exit.Status != c.status || stdout.String() != c.stdout {
+			t.Errorf("%s: status %d, %v, stdout %q, stderr %q, would be %d, %q",
+				c.name, exit.Status, err, stdout.String(), stderr.String(), c.status, c.stdout)
+		}
+	}
+	if note, err := os.ReadFile(filepath.Join(lab.Artifacts, "note")); err != nil || string(note) != "seen\n" {
+		t.Errorf("the world's file: %q, %v", note, err)
+	}
+	for _, left := range []string{"x", lab.Root.Dir + "/etc/left"} {
+		if _, err := os.Stat(left); !os.IsNotExist(err) {
+			t.Errorf("%s: %v, would not be there", left, err)
+		}
+	}
+}
+
+// TestAGuestsWord boots one guest and holds it to what the callers rely on: exit
+// statuses, both streams, nothing left behind, and a panic that isn't a success.
+func TestAGuestsWord(t *testing.T) {
+	bin := build(t)
+	lab, dir := trixie(t)
 	guest, err := lab.Boot(t.Context(), bin)
 	if err != nil {
 		t.Fatal(err)
@@ -115,8 +177,12 @@ func TestAGuestsWord(t *testing.T) {
 		{"a status", []string{"sh", "-c", "echo out; echo err >&2; exit 7"}, 7, "out\n", "err\n"},
 		{"a signal", []string{"sh", "-c", "kill -9 $$"}, 137, "", ""},
 		{"a daemon left behind, holding the streams", []string{"sh", "-c", "ip link add left type dummy; touch /left; sleep 1000 & echo started"}, 0, "started\n", ""},
-		{"and nothing of it", []string{"sh", "-c", "ip -br link show; ls -d /left; ls /proc | grep -c '^[0-9]'; pgrep sleep"}, 1,
-			"lo               UNKNOWN        00:00:00:00:00:00 <LOOPBACK,UP,LOWER_UP> \n4\n", "ls: cannot access '/left': No such file or directory\n"},
+		{
+			"and nothing of it",
+			[]string{"sh", "-c", "ip -br link show; ls -d /left; ls /proc | grep -c '^[0-9]'; pgrep sleep"},
+			1,
+			"lo               UNKNOWN        00:00:00:00:00:00 <LOOPBACK,UP,LOWER_UP> \n4\n", "ls: cannot access '/left': No such file or directory\n",
+		},
 		{"a file for the host", []string{"sh", "-c", `echo seen > "$VTEPD_ARTIFACTS/note"`}, 0, "", ""},
 		{"no such program", []string{"/no/such"}, 127, "", "lab: find the job's program: exec: \"/no/such\": stat /no/such: no such file or directory\n"},
 	} {

@@ -1,0 +1,202 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestGuestPackagesAreThoseThatGrow(t *testing.T) {
+	plain := []pkg{
+		{ImportPath: "m/frr"},
+		{ImportPath: "m/frr/vty", TestGoFiles: []string{"vty_test.go"}},
+		{ImportPath: "m/dataplane", TestGoFiles: []string{"a_test.go"}},
+		{ImportPath: "m/dataplane/kernel", XTestGoFiles: []string{"k_test.go"}},
+		{ImportPath: "m/daemon/txn", Imports: []string{"m/daemon/state"}},
+		{ImportPath: "m/daemon/state", Imports: []string{"fmt", "m/frr"}},
+		{ImportPath: "m/e2e"},
+		{ImportPath: "m/daemon/xfrr", Imports: []string{"other/frr/x"}},
+	}
+	tagged := slices.Clone(plain)
+	tagged[1].TestGoFiles = []string{"real_test.go", "vty_test.go"}
+	tagged[3].XTestGoFiles = []string{"g_test.go", "k_test.go"}
+	tagged[4].TestGoFiles = []string{"sample_test.go"}
+	tagged[6].XTestGoFiles = []string{"story_test.go"}
+	tagged[7].TestGoFiles = []string{"x_test.go"}
+	type row struct {
+		path  string
+		files []string
+		frr   bool
+	}
+	var got []row
+	for _, p := range guestPackages(plain, tagged) {
+		got = append(got, row{p.ImportPath, p.files, p.frr})
+	}
+	want := []row{
+		{"m/frr/vty", []string{"real_test.go"}, true},
+		{"m/dataplane/kernel", []string{"g_test.go"}, false},
+		{"m/daemon/txn", []string{"sample_test.go"}, true},
+		{"m/e2e", []string{"story_test.go"}, true},
+		{"m/daemon/xfrr", []string{"x_test.go"}, false},
+	}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(row{})); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestWhatHasNothingToDoWithFRRRunsOnce(t *testing.T) {
+	all := []string{"bookworm", "trixie"}
+	kernel, frr := guestJob{}, guestJob{pkg: guestPkg{frr: true}}
+	for _, c := range []struct {
+		job     guestJob
+		release string
+		want    bool
+	}{{kernel, "bookworm", false}, {kernel, "trixie", true}, {frr, "bookworm", true}, {frr, "trixie", true}} {
+		if got := c.job.on(c.release, all); got != c.want {
+			t.Errorf("frr %v on %s: %v, would be %v", c.job.pkg.frr, c.release, got, c.want)
+		}
+	}
+}
+
+func TestFunctions(t *testing.T) {
+	dir := t.TempDir()
+	src := `package x
+func TestMain(m *testing.M) {}
+func TestA(t *testing.T) {}
+func Test(t *testing.T) {}
+func Testify() {}
+func Test_b(t *testing.T) {}
+func (s suite) TestMethod(t *testing.T) {}
+func BenchmarkB(b *testing.B) {}
+func FuzzC(f *testing.F) {}
+func helper() {}
+`
+	if err := os.WriteFile(filepath.Join(dir, "x_test.go"), []byte(src), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	got, err := functions(dir, []string{"x_test.go"}, "Test", "Fuzz")
+	if want := []string{"TestA", "Test", "Test_b", "FuzzC"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("%q, %v, would be %q", got, err, want)
+	}
+}
+
+func TestRunPattern(t *testing.T) {
+	names := []string{"TestReaddress", "TestReparent", "TestCrash"}
+	for user, want := range map[string]string{
+		"":               "^(TestReaddress|TestReparent|TestCrash)$",
+		"Re":             "^(TestReaddress|TestReparent)$",
+		"^TestCrash$":    "^(TestCrash)$",
+		"Crash/kill_-9$": "^(TestCrash)$/kill_-9$",
+		"nothing":        "",
+	} {
+		if got, err := runPattern(names, user); err != nil || got != want {
+			t.Errorf("%q: %q, %v, would be %q", user, got, err, want)
+		}
+	}
+	if _, err := runPattern(names, "("); err == nil {
+		t.Error("a pattern that doesn't compile is accepted")
+	}
+	if len(names) != 3 || names[0] != "TestReaddress" {
+		t.Errorf("the names were changed: %q", names)
+	}
+}
+
+func TestTallyCountsLeavesAndEachFailureOnce(t *testing.T) {
+	for _, c := range []struct {
+		name                    string
+		events                  string
+		passed, failed, skipped int
+	}{
+		{"nothing", "", 0, 0, 0},
+		{"one of each", "run A, pass A, run B, fail B, run C, skip C", 1, 1, 1},
+		{"a table", "run A, run A/x, run A/y, pass A/x, pass A/y, pass A", 2, 0, 0},
+		{"a failure below", "run A, run A/x, run A/y, pass A/x, fail A/y, fail A", 1, 1, 0},
+		{"a failure two below", "run A, run A/x, run A/x/y, fail A/x/y, fail A/x, fail A", 0, 1, 0},
+		{"a parent's own failure", "run A, run A/x, pass A/x, fail A", 1, 1, 0},
+		{"a skip below", "run A, run A/x, run A/y, skip A/x, pass A/y, pass A", 1, 0, 1},
+		{"cut off", "run A, pass A, run B", 1, 1, 0},
+		{"cut off below", "run A, run A/x", 0, 1, 0},
+	} {
+		tally := newTally()
+		for _, e := range strings.Split(c.events, ", ") {
+			if action, test, ok := strings.Cut(e, " "); ok {
+				tally.add(event{Action: action, Test: test})
+			}
+		}
+		passed, failed, skipped := tally.count()
+		if passed != c.passed || failed != c.failed || skipped != c.skipped {
+			t.Errorf("%s: %d, %d, %d, would be %d, %d, %d", c.name, passed, failed, skipped, c.passed, c.failed, c.skipped)
+		}
+	}
+}
+
+func TestReportShowsOnlyWhatIsNotFine(t *testing.T) {
+	tally := newTally()
+	err := readEvents(strings.NewReader(`{"Action":"run","Test":"A"}
+{"Action":"output","Test":"A","Output":"fine\n"}
+{"Action":"pass","Test":"A"}
+{"Action":"run","Test":"B"}
+{"Action":"output","Test":"B","Output":"b.go:1: wrong\n"}
+{"Action":"fail","Test":"B"}
+not json
+{"Action":"fail"}
+`), tally.add)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	tally.report(&out)
+	if want := "    b.go:1: wrong\n    not json\n"; out.String() != want {
+		t.Errorf("%q, would be %q", out.String(), want)
+	}
+}
+
+func TestTableEndsWithTheSums(t *testing.T) {
+	var out bytes.Buffer
+	err := writeTable(&out, []result{
+		{pkg: "alloc", where: "native", passed: 12, took: 1500 * time.Millisecond},
+		{pkg: "frr/vty", where: "guest trixie", frr: "10.3", passed: 3, failed: 1, skipped: 2, took: time.Minute},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `
+         where   FRR  passed  failed  skipped  seconds  package
+        native     -      12       0        0      1.5  alloc
+  guest trixie  10.3       3       1        2     60.0  frr/vty
+
+15 passed, 1 failed, 2 skipped
+`
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestE2ELines(t *testing.T) {
+	got := e2eLines([]result{
+		{pkg: "e2e", frr: "8.4.4", passed: 5, failed: 1},
+		{pkg: "e2e", frr: "10.3", passed: 6},
+		{pkg: "e2e/vm", frr: "8.4.4", passed: 2, skipped: 1},
+	})
+	want := []string{"e2e: frr=8.4.4 passed=7 failed=1 skipped=1", "e2e: frr=10.3 passed=6 failed=0 skipped=0"}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, would be %q", got, want)
+	}
+}
+
+func TestVerdict(t *testing.T) {
+	for _, c := range []struct {
+		r  result
+		ok bool
+	}{{result{passed: 1}, true}, {result{}, false}, {result{passed: 9, failed: 1}, false}, {result{passed: 9, skipped: 1}, false}} {
+		if err := verdict([]result{c.r}); (err == nil) != c.ok {
+			t.Errorf("%+v: %v", c.r, err)
+		}
+	}
+}
