@@ -154,9 +154,11 @@ type Type3 struct {
 	Origin  netip.Addr
 	NextHop netip.Addr
 	Local   bool   // this router made it
-	Peer    string // whom it came from; "" when Local
+	Peer    string // whom it came from, as in Session.Peer; "" when Local
 	Valid   bool
-	// AdvertisedTo is not known here: the table doesn't say.
+	// AdvertisedTo are the peers that our own route was sent to, Queued those for whom it, or another change of the EVPN
+	// table, still waits; sorted.
+	AdvertisedTo, Queued []string
 }
 
 // Route is what BGP knows of one unicast prefix.
@@ -164,7 +166,8 @@ type Route struct {
 	Prefix       netip.Prefix
 	Local        bool     // a valid path that this router originates is there
 	AdvertisedTo []string // peers that the best path was sent to, sorted
-	Others       []Source // paths that others announce
+	Queued       []string // peers for whom it waits, until their advertisement-interval has passed, sorted
+	Others       []Source // paths that others announce, sorted by peer
 }
 
 // Source is who announces a prefix.
