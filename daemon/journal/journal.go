@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"github.com/google/renameio/v2"
 
@@ -42,6 +43,8 @@ type Mark struct {
 	// Do and Undo are the number of a step whose action or inverse begins.
 	Do   *int `json:"do,omitempty"`
 	Undo *int `json:"undo,omitempty"`
+	// Deadline is until when the step that begins waits to be confirmed; zero for any other.
+	Deadline time.Time `json:"deadline,omitzero"`
 	// Forward: the point of no return is passed.
 	Forward bool `json:"forward,omitempty"`
 }
@@ -49,6 +52,7 @@ type Mark struct {
 // Record is a journal as read: the plan and its marks.
 type Record struct {
 	Plan  plan.Plan
+	Place string // of the Journal that began it
 	Marks []Mark
 }
 
@@ -61,6 +65,15 @@ func (r Record) Begun() int {
 		}
 	}
 	return n
+}
+
+// Unconfirmed is the deadline of the confirmation that the transaction was waiting for when the journal ends; zero when it
+// was not.
+func (r Record) Unconfirmed() time.Time {
+	if len(r.Marks) == 0 {
+		return time.Time{}
+	}
+	return r.Marks[len(r.Marks)-1].Deadline
 }
 
 // Forward reports whether the point of no return is passed.
@@ -82,11 +95,16 @@ type Committed struct {
 
 type header struct {
 	Version int       `json:"version"`
+	Place   string    `json:"place,omitempty"`
 	Plan    plan.Plan `json:"plan"`
 }
 
 // Journal is the directory, and the open journal of a running transaction.
 type Journal struct {
+	// Place tells the network namespace that transactions work in from any other, one before a reboot too. It is written
+	// into each record: what an earlier transaction made elsewhere is gone.
+	Place string
+
 	dir  string
 	file *os.File // nil: no transaction
 }
@@ -112,7 +130,7 @@ func (j *Journal) Begin(p plan.Plan) error {
 		return fmt.Errorf("journal: %w", err)
 	}
 	j.file = f
-	err = j.append(header{Version: Version, Plan: p})
+	err = j.append(header{Version: Version, Place: j.Place, Plan: p})
 	if err == nil {
 		err = syncDir(j.dir)
 	}
@@ -162,10 +180,14 @@ func (j *Journal) End() error {
 		j.file.Close()
 		j.file = nil
 	}
-	if err := os.Remove(j.path(journalName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("journal: %w", err)
+	removed := os.Remove(j.path(journalName))
+	if removed != nil && !errors.Is(removed, fs.ErrNotExist) {
+		return fmt.Errorf("journal: %w", removed)
 	}
-	return syncDir(j.dir)
+	if err := syncDir(j.dir); err != nil && (removed == nil || !errors.Is(err, fs.ErrNotExist)) {
+		return err
+	}
+	return nil
 }
 
 // Load reads the journal that an earlier daemon left and opens it for more marks; nil when there is none. A torn first
@@ -224,7 +246,7 @@ func Parse(raw []byte) (*Record, int, error) {
 			if h.Version > Version {
 				return nil, 0, fmt.Errorf("%w (version %d, this one knows %d)", ErrNewer, h.Version, Version)
 			}
-			rec = &Record{Plan: h.Plan}
+			rec = &Record{Plan: h.Plan, Place: h.Place}
 		} else {
 			var m Mark
 			if err := json.Unmarshal(body, &m); err != nil {
