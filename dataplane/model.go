@@ -266,6 +266,10 @@ func inTheWay(want, have Link, fixed bool) error {
 	return nil
 }
 
+// FitsStaged reports whether the staged link can be exposed as the wanted one: the error wraps ErrInTheWay where owner, kind,
+// parent or mode differ.
+func FitsStaged(want, staged Link) error { return inTheWay(want, staged, true) }
+
 // OtherMode is the refusal of an ipvlan whose parent has a child of another mode, in the namespace of that name: the kernel
 // would change the child's.
 func OtherMode(want, child Link, netns string) error {

@@ -325,8 +325,8 @@ func (k *Kernel) check(ops []dataplane.Op) error {
 
 func (k *Kernel) isStaged(l dataplane.Link) error {
 	if k.staged != nil {
-		if s, ok := k.staged.Link(l.Name); ok && s.Owner == l.Owner {
-			return nil
+		if s, ok := k.staged.Link(l.Name); ok {
+			return dataplane.FitsStaged(l, s)
 		}
 	}
 	return fmt.Errorf("staged link %s is %w", l.Name, dataplane.ErrNotFound)

@@ -476,8 +476,9 @@ func (w *writer) set(have, want dataplane.Link) error {
 	late := len(w.pending)
 	err := errors.Join(w.setPort(d, want, joined), w.addAddrs(d, fresh))
 	if !flushed {
-		err = errors.Join(err, w.dropAddrs(d, gone), w.addAddrs(d, d.dragged(gone, want.Addrs)))
+		err = errors.Join(err, w.dropAddrs(d, gone))
 	}
+	err = errors.Join(err, w.addAddrs(d, d.dragged(gone, want.Addrs)))
 	if err != nil || !up {
 		return err
 	}
@@ -513,10 +514,9 @@ func without(a, b []netip.Prefix) []netip.Prefix {
 // stagedDetail finds a staged link in the shadow.
 func (k *Kernel) stagedDetail(l dataplane.Link) (*detail, error) {
 	if k.shadow != nil && k.shadow.table != nil {
-		if s, ok := dataplane.Find(k.shadow.table.links, l.Name); ok && s.Owner == l.Owner {
-			if d := k.shadow.table.details[l.Name]; d != nil {
-				return d, nil
-			}
+		if d := k.shadow.table.details[l.Name]; d != nil {
+			s, _ := dataplane.Find(k.shadow.table.links, l.Name)
+			return d, dataplane.FitsStaged(l, s)
 		}
 	}
 	return nil, fmt.Errorf("staged link %s is %w", l.Name, dataplane.ErrNotFound)

@@ -473,6 +473,10 @@ var cases = []struct {
 			b.Fatal(err)
 		}
 		b.absent("vtep0", "lo1", "vx1")
+		b.refused(dataplane.ErrInTheWay, "expose vtep0: in the way: vtep0 (ipvlan of endpoint/vtep0) has mode l3, wanted l2",
+			expose(with(ep, func(l *dataplane.Link) { l.Mode = "l2" })))
+		b.refused(dataplane.ErrInTheWay, "expose vtep0: in the way: vtep0 (ipvlan of endpoint/vtep0) has owner endpoint/vtep0, wanted endpoint/vtep1",
+			expose(with(ep, func(l *dataplane.Link) { l.Owner = "endpoint/vtep1" })))
 		b.apply(expose(ep), expose(lo))
 		b.is(ep)
 		b.is(lo)
