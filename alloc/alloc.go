@@ -196,8 +196,13 @@ type Store interface {
 // Name is the name of the allocation of a value of a pool: unique, a valid file name, and reversible with ParseName. A colon
 // becomes "-" and a slash "_": "vteps@10.255.0.11", "vteps@2001-db8--1", "lans@10.0.0.0_26".
 func Name(pool, value string) string {
-	return pool + "@" + strings.NewReplacer(":", "-", "/", "_").Replace(value)
+	return pool + "@" + toName.Replace(value)
 }
+
+var (
+	toName   = strings.NewReplacer(":", "-", "/", "_")
+	fromName = strings.NewReplacer("-", ":", "_", "/")
+)
 
 // ParseName is the pool and the value that a name was made from.
 func ParseName(name string) (pool, value string, err error) {
@@ -208,7 +213,7 @@ func ParseName(name string) (pool, value string, err error) {
 	if err := checkPoolName(pool); err != nil {
 		return "", "", fmt.Errorf("%q is not the name of an allocation: %w", name, err)
 	}
-	value = strings.NewReplacer("-", ":", "_", "/").Replace(v)
+	value = fromName.Replace(v)
 	canonical, _, err := Canonical(value)
 	if err != nil {
 		return "", "", fmt.Errorf("%q is not the name of an allocation: %w", name, err)

@@ -252,8 +252,6 @@ type history struct {
 
 var modelRouters = []string{"r0", "r1", "r2"}
 
-func (h *history) index(claim string) int { return slices.Index(modelRouters, claim[:2]) }
-
 func (h *history) start(i int) {
 	s, err := h.open()
 	if err != nil {

@@ -1,0 +1,38 @@
+package alloc_test
+
+import (
+	"fmt"
+	"testing"
+
+	"vtepd/alloc"
+	"vtepd/alloc/memstore"
+)
+
+// BenchmarkClaim is one claim and its release beside that many live allocations, without a disk: what the rules cost.
+func BenchmarkClaim(b *testing.B) {
+	for _, pool := range []struct{ name, cidr string }{{"v4", "10.0.0.0/8"}, {"v6", "2001:db8::/64"}} {
+		for _, live := range []int{10, 10_000, 1_000_000} {
+			b.Run(fmt.Sprintf("%s/live=%d", pool.name, live), func(b *testing.B) {
+				pools, err := alloc.NewPools(alloc.Pool{Name: "p", Kind: alloc.KindAddress, Entries: []string{pool.cidr}})
+				if err != nil {
+					b.Fatal(err)
+				}
+				c := alloc.NewClaimer(memstore.New().Open(), pools)
+				for i := range live {
+					if _, _, err := c.Acquire(b.Context(), alloc.Claim{Name: fmt.Sprintf("leaf%d/x", i), Pool: "p"}); err != nil {
+						b.Fatal(err)
+					}
+				}
+				for b.Loop() {
+					a, _, err := c.Acquire(b.Context(), alloc.Claim{Name: "new/x", Pool: "p"})
+					if err != nil {
+						b.Fatal(err)
+					}
+					if err := c.Release(b.Context(), a.Name, "new/x", ""); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}
