@@ -46,6 +46,9 @@ func listen(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
 	}
+	if info, err := os.Lstat(path); err == nil && info.Mode()&fs.ModeSocket == 0 {
+		return nil, errors.New("what is there is no socket; move it away, or use another path")
+	}
 	c, err := net.Dial("unix", path)
 	if err == nil {
 		c.Close()
