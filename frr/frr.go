@@ -80,7 +80,7 @@ type Query struct {
 	Sessions bool           // Sessions
 	VNIs     bool           // VNIs
 	Type3    bool           // Type3
-	Prefixes []netip.Prefix // Routes: one round trip each
+	Prefixes []netip.Prefix // Routes: one round trip each, and one or two a family
 }
 
 // Observation is what one look at FRR saw: only the parts that the Query named.

@@ -75,8 +75,8 @@ func (f *Fake) SetSessions(s ...frr.Session) { f.set(func() { f.obs.Sessions = s
 // namespace. It is called while an Observe runs, and must not call the fake.
 func (f *Fake) SetPresent(has func(netip.Prefix) bool) { f.set(func() { f.present = has }) }
 
-// SetSent installs the hook that says whether a prefix that is announced has been sent to a peer that is established;
-// without one, it has. It must not call the fake.
+// SetSent installs the hook that says whether a prefix that is announced has been sent to a peer that is established, or
+// still waits for it (Route.Queued); without one, it has. It must not call the fake.
 func (f *Fake) SetSent(sent func(p netip.Prefix, peer string) bool) { f.set(func() { f.sent = sent }) }
 
 // SetVNIs installs the hook that gives what zebra knows: every VXLAN that is up and in a bridge, with its local address.
@@ -175,10 +175,17 @@ func (f *Fake) type3() []frr.Type3 {
 		if !v.Local.IsValid() {
 			continue
 		}
-		out = append(out, frr.Type3{
+		t := frr.Type3{
 			RD: fmt.Sprintf("%s:%d", f.obs.Instance.RouterID, i+2), VNI: v.VNI,
 			Origin: v.Local, NextHop: v.Local, Local: true, Valid: true,
-		})
+		}
+		for _, s := range f.obs.Sessions {
+			if s.Established && s.EVPN {
+				t.AdvertisedTo = append(t.AdvertisedTo, s.Peer)
+			}
+		}
+		slices.SortFunc(t.AdvertisedTo, frr.ComparePeers)
+		out = append(out, t)
 	}
 	out = append(out, f.foreign...)
 	frr.SortType3(out)
@@ -196,10 +203,15 @@ func (f *Fake) route(p netip.Prefix) frr.Route {
 	}
 	r.Local = true
 	for _, s := range f.obs.Sessions {
-		if s.Established && (p.Addr().Is4() && s.IPv4 || p.Addr().Is6() && s.IPv6) && (f.sent == nil || f.sent(p, s.Peer)) {
+		switch {
+		case !s.Established || p.Addr().Is4() && !s.IPv4 || p.Addr().Is6() && !s.IPv6:
+		case f.sent == nil || f.sent(p, s.Peer):
 			r.AdvertisedTo = append(r.AdvertisedTo, s.Peer)
+		default:
+			r.Queued = append(r.Queued, s.Peer)
 		}
 	}
+	slices.SortFunc(r.Queued, frr.ComparePeers)
 	slices.SortFunc(r.AdvertisedTo, frr.ComparePeers)
 	return r
 }

@@ -43,3 +43,31 @@ func TestFakeFailAtAndHooks(t *testing.T) {
 		t.Errorf("observe: %v", err)
 	}
 }
+
+func TestFake(t *testing.T) {
+	id := netip.MustParseAddr("10.0.0.1")
+	f := New(65001, id)
+	f.SetSessions(frr.Session{
+		Peer: "192.0.2.2", RouterID: netip.MustParseAddr("10.0.0.2"), Established: true,
+		Local: netip.MustParseAddr("192.0.2.1"), IPv4: true, IPv6: true,
+	})
+	present, vnis, nets := map[netip.Prefix]bool{}, []frr.VNI{}, []frr.Network{}
+	f.SetPresent(func(p netip.Prefix) bool { return present[p] })
+	f.SetVNIs(func() []frr.VNI { return vnis })
+	Run(t, Subject{
+		Router: f, Instance: frr.Instance{ASN: 65001, RouterID: id}, Peer: "192.0.2.2",
+		Address: func(p netip.Prefix, there bool) { present[p] = there },
+		VNI: func(vni uint32, local netip.Addr) {
+			vnis = slices.DeleteFunc(vnis, func(v frr.VNI) bool { return v.VNI == vni })
+			vnis = append(vnis, frr.VNI{VNI: vni, Device: "vx", Local: local})
+		},
+		Network: func(n frr.Network, there bool) {
+			nets = slices.DeleteFunc(nets, func(o frr.Network) bool { return o == n })
+			if there {
+				nets = append(nets, n)
+			}
+			f.SetNetworks(nets...)
+		},
+		ForeignMap: func(there bool) { f.SetRouteMap(frr.RouteMap{Present: there}) },
+	})
+}
