@@ -2,6 +2,8 @@ package dataplane
 
 import (
 	"fmt"
+	"iter"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -40,6 +42,9 @@ func (m *Model) Links() []Link {
 	SortLinks(links)
 	return links
 }
+
+// All yields every link, in no order; the addresses are the model's own.
+func (m *Model) All() iter.Seq[Link] { return maps.Values(m.links) }
 
 // Link returns the link of that name.
 func (m *Model) Link(name string) (Link, bool) {

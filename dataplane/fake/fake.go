@@ -389,12 +389,16 @@ func (k *Kernel) do(op dataplane.Op) error {
 	}
 	k.counts.Messages++
 	k.router.Do(changes)
+	ports := false
 	for _, c := range changes {
 		if c.After.Name == "" && k.staged != nil {
 			k.staged.Remove(c.Before.Name)
 		}
+		ports = ports || c.After.Kind == dataplane.Bridge || c.Before.Master+c.After.Master != ""
 	}
-	k.follow()
+	if ports {
+		k.follow()
+	}
 	return nil
 }
 
@@ -420,7 +424,7 @@ func (k *Kernel) refuse(m *dataplane.Model, c dataplane.Change) error {
 	}
 	switch {
 	case l.Kind == dataplane.VXLAN && made:
-		for _, o := range m.Links() {
+		for o := range m.All() {
 			if o.Kind == dataplane.VXLAN && o.VNI == l.VNI && o.Port == l.Port && o.Local.Is6() == l.Local.Is6() {
 				return ack(syscall.EEXIST, "A VXLAN device with the specified VNI already exists")
 			}
@@ -484,7 +488,7 @@ func (k *Kernel) parent(router *dataplane.Model, l dataplane.Link) (*dataplane.M
 
 // oneMode refuses an ipvlan that would change the mode of others that can be seen.
 func (k *Kernel) oneMode(router *dataplane.Model, l dataplane.Link) error {
-	for _, o := range router.Links() {
+	for o := range router.All() {
 		if o.Kind == dataplane.IPVLAN && o.Parent == l.Parent && o.ParentNetns == l.ParentNetns && o.Mode != l.Mode {
 			return dataplane.OtherMode(l, o, "")
 		}
@@ -507,7 +511,7 @@ func (k *Kernel) siblings(m *dataplane.Model, l dataplane.Link) []dataplane.Link
 		if at == nil {
 			continue
 		}
-		for _, o := range at.Links() {
+		for o := range at.All() {
 			if at != m || o.Name != l.Name {
 				all = append(all, o)
 			}

@@ -65,3 +65,22 @@ func TestStopTheWorld(t *testing.T) {
 		t.Errorf("after the kill: %v", o.Links)
 	}
 }
+
+// TestThousands keeps the fake fit for plans of thousands of links.
+func TestThousands(t *testing.T) {
+	k := fake.New()
+	var ops []dataplane.Op
+	for i := range uint32(3000) {
+		l := vx(i+1, "192.0.2.1")
+		ops = append(ops, dataplane.Op{Verb: dataplane.Create, Link: l})
+	}
+	for i := range uint32(3000) {
+		ops = append(ops, dataplane.Op{Verb: dataplane.Set, Link: vx(i+1, "192.0.2.2")})
+	}
+	if err := k.Apply(t.Context(), append(ops, dataplane.Op{Verb: dataplane.GroupDelete, Group: 7})); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(k.Links()); n != 1 || k.Ops() != 6001 {
+		t.Errorf("%d links after %d ops", n, k.Ops())
+	}
+}
