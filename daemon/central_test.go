@@ -80,7 +80,7 @@ func (w *world) plan(text string) (plan.Plan, error) {
 	if err != nil {
 		return plan.Plan{}, err
 	}
-	p, err := Prepare(context.Background(), w.ports, cfg)
+	p, err := Prepare(context.Background(), w.ports, cfg, 0)
 	if err == nil && len(p.Refusals)+len(p.Waiting) > 0 {
 		err = fmt.Errorf("refused: %v %v", p.Refusals, p.Waiting)
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"vtepd/daemon/config"
+	"vtepd/daemon/history"
 	"vtepd/daemon/plan"
 	"vtepd/daemon/state"
 	"vtepd/daemon/status"
@@ -20,21 +21,34 @@ import (
 	"vtepd/frr"
 )
 
-// Daemon is the owner of one router. Make it with its fields set, and Run it once.
+// Daemon is the owner of one router. Make it with New, and Run it once.
 type Daemon struct {
-	Ports
-	Config string          // the file or directory
-	Hints  <-chan struct{} // look again: the file, the kernel
-	Board  *status.Board
-	Log    *slog.Logger
-
+	Options
+	orders     chan order
+	decide     chan bool
 	generation uint64 // live
 	netns      []string
 	told       string // what was logged last: one line a transition
 	backoff    time.Duration
+	repairs    damper
 	// failed is the plan that was rolled back last, and until when the same one isn't tried again.
 	failed      string
 	failedUntil time.Time
+}
+
+// Options are what a Daemon is made of.
+type Options struct {
+	Ports
+	Config  string          // the file or directory
+	Hints   <-chan struct{} // look again: the file, the kernel, FRR
+	History *history.History
+	Board   *status.Board
+	Log     *slog.Logger
+}
+
+// New returns a Daemon that has done nothing yet.
+func New(o Options) *Daemon {
+	return &Daemon{Options: o, orders: make(chan order), decide: make(chan bool)}
 }
 
 // How long the loop waits before it looks again by itself.
@@ -42,6 +56,7 @@ const (
 	lookFirst   = 500 * time.Millisecond // for FRR, a pool, a parent; doubling
 	lookMost    = 15 * time.Second
 	retryFailed = 30 * time.Second // the same plan after a rollback
+	auditEvery  = time.Minute      // for what gave no hint
 )
 
 // Run works until ctx ends, then finishes or undoes what runs, and leaves the data plane as it is. It returns an error only
@@ -66,6 +81,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 			return nil
 		case <-d.Hints:
 		case <-again:
+		case o := <-d.orders:
+			o.done <- d.pin(o)
 		}
 	}
 }
@@ -89,6 +106,7 @@ func (d *Daemon) recover(ctx context.Context) error {
 	d.Board.Update(func(s *status.Snapshot) { s.Condition, s.Messages = status.Recovering, []string{msg} })
 	for wait := lookFirst; ; wait = min(2*wait, lookMost) {
 		r, done := d.runner(rec.Plan, time.Minute)
+		r.Lost = rec.Place != d.Journal.Place
 		err := r.Recover(ctx, *rec)
 		if err == nil {
 			done("recovered")
@@ -99,6 +117,11 @@ func (d *Daemon) recover(ctx context.Context) error {
 		}
 		if errors.Is(err, txn.ErrStopped) {
 			return nil
+		}
+		if e, ok := errors.AsType[*txn.Error](err); ok && e.Degraded == nil { // it was still to be confirmed, and wasn't
+			done("rolled back")
+			srcs, _ := config.Read(d.Config) // what can't be read has no fingerprint
+			return d.reject(history.Fingerprint(srcs), err)
 		}
 		d.degraded(err)
 		select {
@@ -127,42 +150,81 @@ func (d *Daemon) degraded(err error) {
 // reconcile looks at everything once and carries out what is to be done. It returns when to look again without a hint; 0:
 // not at all.
 func (d *Daemon) reconcile(ctx context.Context) time.Duration {
-	cfg, err := config.Load(d.Config)
+	w, err := d.wanted()
 	if err != nil {
-		d.settle(status.Invalid, lines(err)...)
+		d.settle(status.Refused, err.Error())
+		return d.later()
+	}
+	if w.cfg == nil {
+		d.settle(w.condition(status.Failed), w.why...)
 		return 0
+	}
+	cfg := w.cfg
+	repair, err := d.verified(w)
+	if err != nil {
+		d.settle(status.Refused, err.Error())
+		return d.later()
+	}
+	if repair {
+		w.confirm = 0 // nobody asked for a change
 	}
 	d.Board.Update(func(s *status.Snapshot) { s.Node = cfg.Node.Name })
 	d.netns = namespaces(cfg)
-	prep, err := Prepare(ctx, d.Ports, cfg)
+	prep, err := Prepare(ctx, d.Ports, cfg, w.confirm)
 	switch {
 	case ctx.Err() != nil:
 		return 0
 	case errors.Is(err, frr.ErrUnreachable):
-		return d.waiting(err.Error())
+		return d.waiting(append(w.why, err.Error())...)
 	case err != nil:
-		d.settle(status.Refused, err.Error())
+		d.settle(w.condition(status.Refused), append(w.why, err.Error())...)
 		return d.later()
 	case len(prep.Waiting) > 0:
-		return d.waiting(prep.Waiting...)
+		return d.waiting(append(w.why, prep.Waiting...)...)
 	case len(prep.Refusals) > 0:
-		var msgs []string
 		for _, r := range prep.Refusals {
-			msgs = append(msgs, r.Error())
+			w.why = append(w.why, r.Error())
 		}
-		d.settle(status.Refused, msgs...)
+		d.settle(w.condition(status.Refused), w.why...)
 		return d.later()
-	case prep.Plan.Empty():
-		d.settle(status.Idle, prep.Plan.Notes...)
-		d.live(prep.Plan.New, cfg)
+	case !prep.Plan.Empty() && repair:
+		if wait := d.repairs.wait(time.Now()); wait > 0 {
+			msg := fmt.Sprintf("somebody else keeps changing what is vtepd's: repaired %d times, next in %s", d.repairs.count, wait.Round(time.Second))
+			d.settle(status.Degraded, append(w.why, append([]string{msg}, state.Diff(prep.Plan.Old, prep.Plan.New)...)...)...)
+			return wait
+		}
+		d.say(slog.LevelWarn, "repairing", strings.Join(state.Diff(prep.Plan.Old, prep.Plan.New), "\n"))
+		return d.carryOut(ctx, prep.Plan, w)
+	case !prep.Plan.Empty():
+		return d.carryOut(ctx, prep.Plan, w)
+	}
+	d.live(prep.Plan.New)
+	if len(prep.Ailing) > 0 {
+		d.settle(w.condition(status.Waiting), append(w.why, prep.Ailing...)...)
 		return 0
 	}
-	return d.carryOut(ctx, prep.Plan, cfg)
+	if !repair && !w.invalid { // a config that changes nothing is verified too
+		if err := d.History.Add(d.generation, w.sources); err != nil {
+			d.settle(status.Degraded, err.Error())
+			return d.later()
+		}
+	}
+	d.settle(w.condition(status.Idle), append(w.why, prep.Plan.Notes...)...)
+	return auditEvery
+}
+
+// verified reports whether w is the config that was verified last: what there is to do is a repair then.
+func (d *Daemon) verified(w wanted) (bool, error) {
+	good, err := d.History.Newest()
+	if errors.Is(err, history.ErrNone) {
+		return false, nil
+	}
+	return err == nil && history.Fingerprint(good.Sources) == history.Fingerprint(w.sources), err
 }
 
 // carryOut runs p, unless it is the one that was rolled back a moment ago.
-func (d *Daemon) carryOut(ctx context.Context, p plan.Plan, cfg *config.Config) time.Duration {
-	hash := cfg.Hash()
+func (d *Daemon) carryOut(ctx context.Context, p plan.Plan, w wanted) time.Duration {
+	hash := w.cfg.Hash()
 	key := hex.EncodeToString(hash[:]) + p.Old.Hash() + p.New.Hash()
 	if wait := time.Until(d.failedUntil); key == d.failed && wait > 0 {
 		return wait
@@ -171,16 +233,19 @@ func (d *Daemon) carryOut(ctx context.Context, p plan.Plan, cfg *config.Config) 
 	for _, n := range p.Notes {
 		d.Log.Info("note", "generation", p.Generation, "note", n)
 	}
-	r, done := d.runner(p, cfg.Transaction.Timeout)
+	r, done := d.runner(p, w.cfg.Transaction.Timeout)
 	err := r.Run(ctx, p)
 	var failed *txn.Error
 	switch {
 	case err == nil:
 		done("committed")
 		d.generation, d.failed = p.Generation, ""
-		d.settle(status.Idle, p.Notes...)
-		d.live(p.New, cfg)
-		return 0
+		if err := d.History.Add(p.Generation, w.sources); err != nil {
+			d.Log.Error("the config is not kept", "generation", p.Generation, "err", err)
+		}
+		d.live(p.New)
+		d.settle(w.condition(status.Idle), append(w.why, p.Notes...)...)
+		return auditEvery
 	case errors.Is(err, txn.ErrStopped):
 		d.Log.Warn("stopped", "generation", p.Generation, "err", err)
 		return 0
@@ -194,6 +259,12 @@ func (d *Daemon) carryOut(ctx context.Context, p plan.Plan, cfg *config.Config) 
 		return lookFirst
 	}
 	done("rolled back")
+	if errors.Is(err, txn.ErrUnconfirmed) || errors.Is(err, txn.ErrRejected) {
+		if err := d.reject(w.dropped, err); err != nil {
+			d.degraded(err)
+			return d.later()
+		}
+	}
 	d.failed, d.failedUntil = key, time.Now().Add(retryFailed)
 	d.say(slog.LevelError, "rolled back", err.Error())
 	d.Board.Update(func(s *status.Snapshot) {
@@ -228,6 +299,13 @@ func (d *Daemon) runner(p plan.Plan, timeout time.Duration) (r *txn.Runner, done
 			} else if !e.Done {
 				t.Phases = append(t.Phases, status.Phase{Phase: e.Phase, Undo: e.Undo, Began: time.Now()})
 			}
+			if e.Phase == plan.Confirm && !e.Undo {
+				s.Condition, s.Messages = status.Running, nil
+				if !e.Done {
+					s.Condition = status.Unconfirmed
+					s.Messages = []string{"waiting for `vtepd confirm` until " + e.Deadline.Format(time.DateTime) + "; without it everything goes back"}
+				}
+			}
 			if e.Retry {
 				s.Condition, s.Failure = status.Degraded, failure(e.Err)
 				s.Failure.Phase, s.Failure.Step = e.Phase, e.Step+1
@@ -246,6 +324,7 @@ func (d *Daemon) runner(p plan.Plan, timeout time.Duration) (r *txn.Runner, done
 	}
 	return &txn.Runner{
 		Kernel: d.Kernel, FRR: d.FRR, Ledger: d.Ledger, Journal: d.Journal, Netns: d.netns, Timeout: timeout, Report: event,
+		Decide: d.decide,
 	}, done
 }
 
@@ -297,7 +376,7 @@ func (d *Daemon) say(level slog.Level, what, why string) {
 }
 
 // live puts the state that is live on the board.
-func (d *Daemon) live(s state.State, cfg *config.Config) {
+func (d *Daemon) live(s state.State) {
 	var endpoints []status.Endpoint
 	for _, l := range s.Endpoints() {
 		addr := l.Addrs[0]

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"vtepd/alloc"
 	"vtepd/daemon/config"
@@ -38,11 +39,13 @@ type Prepared struct {
 	Plan     plan.Plan
 	Refusals []config.Problem // why the plan can't be carried out; the plan is empty then
 	Waiting  []string         // the same, where only time is missing: values of a pool
+	Ailing   []string         // what is wrong below a plan that is empty: a live endpoint's parent that is down
 }
 
-// Prepare looks at the kernel, at FRR and at the ledger, and plans the way to cfg. It changes nothing. Errors wrap
+// Prepare looks at the kernel, at FRR and at the ledger, and plans the way to cfg, with a wait to be confirmed unless confirm
+// is 0. It changes nothing. Errors wrap
 // frr.ErrUnreachable where FRR is to be waited for.
-func Prepare(ctx context.Context, p Ports, cfg *config.Config) (Prepared, error) {
+func Prepare(ctx context.Context, p Ports, cfg *config.Config, confirm time.Duration) (Prepared, error) {
 	proposals, err := p.Ledger.Propose(ctx, cfg)
 	if err != nil {
 		return Prepared{}, err
@@ -85,6 +88,7 @@ func Prepare(ctx context.Context, p Ports, cfg *config.Config) (Prepared, error)
 	out.Plan = plan.Compute(a, b, plan.Input{
 		Generation: max(last.Generation, plan.NewestGeneration(k.Links)) + 1,
 		ASN:        f.Instance.ASN,
+		Confirm:    confirm,
 		Drain:      plan.Drained{Quiet: cfg.Transaction.DrainQuiet, Limit: cfg.Transaction.DrainLimit},
 		Router:     cfg.Node.Name,
 		Proposals:  proposals,
@@ -92,6 +96,9 @@ func Prepare(ctx context.Context, p Ports, cfg *config.Config) (Prepared, error)
 		MapShared: slices.ContainsFunc(f.Networks, theirs),
 	})
 	out.Plan.Notes = notes
+	for _, r := range plan.Ailments(b, k) {
+		out.Ailing = append(out.Ailing, cfg.Problem(r.Field, r.Msg).Error())
+	}
 	if len(out.Plan.Disruptions) > 0 && !cfg.Transaction.AllowDisruptive {
 		for _, d := range out.Plan.Disruptions {
 			out.Refusals = append(out.Refusals, cfg.Problem("transaction.allowDisruptive", "not hitless: "+d.String()+"; set it to true to allow that"))

@@ -150,6 +150,7 @@ type Transaction struct {
 	DrainQuiet      time.Duration // how long an old endpoint must have received nothing before it goes
 	DrainLimit      time.Duration // the longest wait for that
 	Timeout         time.Duration // for everything up to and including verify
+	Confirm         time.Duration // how long the old endpoint waits for a word that the change is good; 0: none is asked for
 	AllowDisruptive bool          // carry out what can't be done without losing packets
 }
 

@@ -17,16 +17,23 @@ import (
 // needs. The error is a Problems if the config was read and is wrong, and
 // otherwise says what couldn't be read.
 func Load(path string) (*Config, error) {
+	srcs, err := Read(path)
+	if err != nil {
+		return nil, err
+	}
+	return ParseAll(srcs)
+}
+
+// Read is the files that Load would parse. The error says what couldn't be
+// read.
+func Read(path string) ([]Source, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, err
 	}
 	if !info.IsDir() {
 		src, err := read(path)
-		if err != nil {
-			return nil, err
-		}
-		return ParseAll([]Source{src})
+		return []Source{src}, err
 	}
 	// A ConfigMap is replaced as a whole, by turning the link ..data to
 	// another directory. Files from before and after must not be mixed.
@@ -38,7 +45,7 @@ func Load(path string) (*Config, error) {
 		case dataLink(path) != before:
 			err = fmt.Errorf("read %s: its files change faster than they can be read", path)
 		case err == nil:
-			return ParseAll(srcs)
+			return srcs, nil
 		case !errors.Is(err, fs.ErrNotExist):
 			return nil, err
 		}

@@ -272,6 +272,18 @@ func (o object) duration(key string, def, most time.Duration) (time.Duration, bo
 	return def, false
 }
 
+// confirm is the one duration that may be 0s.
+func (o object) confirm() time.Duration {
+	if e, ok := o.vals["confirm"]; ok && e.val.kind == yaml.ScalarNode && e.val.value == "0s" {
+		return 0
+	}
+	t, ok := o.duration("confirm", time.Minute, 24*time.Hour)
+	if _, given := o.vals["confirm"]; !given || !ok {
+		return 0
+	}
+	return t
+}
+
 // short is a duration as people write it: 1h, not 1h0m0s.
 func short(t time.Duration) string {
 	s := t.String()
@@ -369,6 +381,7 @@ func (d *decoder) transaction(o object) {
 		return
 	}
 	t.Timeout, _ = s.duration("timeout", DefaultTimeout, 24*time.Hour)
+	t.Confirm = s.confirm()
 	t.AllowDisruptive = s.boolean("allowDisruptive")
 	dr, ok := s.section("drain", "transaction.drain")
 	if !ok {

@@ -154,7 +154,7 @@ f:4:12: endpoints: is 5; must be a mapping from endpoint names to their settings
 f:5:13: vlanBridge: is the text "br"; must be a mapping of name
 f:6:7: vnis: is the text "x"; must be a mapping from VNIs to their settings, or left out
 f:7:6: frr: is true; must be a mapping of evpn
-f:8:14: transaction: is the text "1s"; must be a mapping of drain, timeout, allowDisruptive`},
+f:8:14: transaction: is the text "1s"; must be a mapping of drain, timeout, confirm, allowDisruptive`},
 		{"wrong scalar types", "version: 1\nnode: {name: 5, index: \"1\"}\nfrr: {evpn: yes}\ntransaction: {allowDisruptive: yes}\n", `
 f:2:14: node.name: is 5; must be a name, in quotes if it looks like a number or a date
 f:2:24: node.index: is the text "1"; must be a decimal number from 0 to 2147483647

@@ -26,7 +26,7 @@ var fields = map[string][]string{
 	"vlanBridge":           {"name"},
 	"vnis.*":               {"endpoint", "port", "bridge", "vlan", "mtu"},
 	"frr":                  {"evpn"},
-	"transaction":          {"drain", "timeout", "allowDisruptive"},
+	"transaction":          {"drain", "timeout", "confirm", "allowDisruptive"},
 	"transaction.drain":    {"quiet", "limit"},
 }
 

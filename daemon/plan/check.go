@@ -44,6 +44,7 @@ func Check(a, b state.State, look Look) []Refusal {
 		c.vni(l)
 	}
 	for _, ch := range c.d.replace {
+		c.parent(ch.new)
 		if ch.new.Kind == dataplane.Bridge {
 			c.refuse("vlanBridge", "bridge %s can't change between VLAN-aware and not while it is there; give the new one another name", ch.new.Name)
 		}
@@ -129,6 +130,21 @@ func (c *checker) parent(l dataplane.Link) {
 			c.refuse(field(l)+".address", "%s is on the parent %s itself; take another address", a.Addr(), p.Name)
 		}
 	}
+}
+
+// Ailments says what keeps the endpoints of a state that is there from working, and isn't vtepd's to mend.
+func Ailments(s state.State, k dataplane.Observation) []Refusal {
+	var out []Refusal
+	for _, l := range s.Endpoints() {
+		links, err := k.In(l.ParentNetns)
+		if l.Kind != dataplane.IPVLAN || err != nil {
+			continue
+		}
+		if p, ok := dataplane.Find(links, l.Parent); ok && !p.Up {
+			out = append(out, Refusal{field(l) + ".ipvlan.parent", p.Name + " is down, and the endpoint with it; set it up"})
+		}
+	}
+	return out
 }
 
 // parents are the names of links that an ipvlan could sit on.

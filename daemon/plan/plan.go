@@ -18,7 +18,7 @@ import (
 // Phase is a part of a transaction; the order is the order of Phases.
 type Phase string
 
-// The phases. Up to and with Verify a failure undoes everything; Retire is the one point of no return.
+// The phases. Up to and with Confirm a failure undoes everything; Retire is the one point of no return.
 const (
 	Claim    Phase = "claim"
 	Stage    Phase = "stage"
@@ -26,12 +26,13 @@ const (
 	Announce Phase = "announce"
 	Swap     Phase = "swap"
 	Verify   Phase = "verify"
+	Confirm  Phase = "confirm"
 	Drain    Phase = "drain"
 	Retire   Phase = "retire"
 )
 
 // Phases are all of them in order.
-var Phases = []Phase{Claim, Stage, Expose, Announce, Swap, Verify, Drain, Retire}
+var Phases = []Phase{Claim, Stage, Expose, Announce, Swap, Verify, Confirm, Drain, Retire}
 
 // Plan is how a router gets from Old to New.
 type Plan struct {
@@ -64,6 +65,7 @@ type Action struct {
 	Kernel    []dataplane.Op   `json:"kernel,omitempty"` // one batch
 	FRR       []frr.Edit       `json:"frr,omitempty"`
 	Await     *Await           `json:"await,omitempty"`
+	Confirm   *Confirmation    `json:"confirm,omitempty"`
 	Drain     *Drained         `json:"drain,omitempty"`
 }
 
@@ -95,6 +97,11 @@ type Move struct {
 	New netip.Addr `json:"new"`
 }
 
+// Confirmation waits for somebody's word that the change is good, until a deadline that is kept on disk.
+type Confirmation struct {
+	Wait time.Duration `json:"wait"`
+}
+
 // Drained waits until none of Links has received a packet for Quiet, at most Limit.
 type Drained struct {
 	Links []string      `json:"links"`
@@ -116,6 +123,7 @@ type Input struct {
 	Router     string
 	ASN        uint32 // of FRR's instance
 	Drain      Drained
+	Confirm    time.Duration // 0: nobody is asked
 	// Proposals are the ledger's answers that the claims of the desired state come from.
 	Proposals []alloc.Proposal
 	// Links are all of the router's namespace: whose ports are on our bridges.
@@ -237,7 +245,7 @@ func Compute(a, b state.State, in Input) Plan {
 	p := Plan{Generation: in.Generation, Router: in.Router, Old: a, New: b}
 	d := compare(a, b)
 	p.Disruptions = disruptions(a, d, in)
-	for _, step := range [][]Step{claim(d, in), stage(d), expose(a, b, d, in), announce(a, d, in), swap(d, in), verify(a, b, d), drain(d, in), retire(a, b, d, in)} {
+	for _, step := range [][]Step{claim(d, in), stage(d), expose(a, b, d, in), announce(a, d, in), swap(d, in), verify(a, b, d), confirm(in), drain(d, in), retire(a, b, d, in)} {
 		p.Steps = append(p.Steps, step...)
 	}
 	if !d.any() && a.EVPN == b.EVPN {
@@ -260,7 +268,7 @@ func one(phase Phase, do Action, undo *Action) []Step {
 }
 
 func (a Action) nothing() bool {
-	return len(a.Acquire)+len(a.Unacquire)+len(a.Release)+len(a.Kernel)+len(a.FRR) == 0 && a.Stage == nil && a.Await == nil && a.Drain == nil
+	return len(a.Acquire)+len(a.Unacquire)+len(a.Release)+len(a.Kernel)+len(a.FRR) == 0 && a.Stage == nil && a.Await == nil && a.Confirm == nil && a.Drain == nil
 }
 
 func claim(d diff, in Input) []Step {
@@ -431,6 +439,13 @@ func verify(a, b state.State, d diff) []Step {
 	return one(Verify, Action{Await: &Await{State: &b, Retiring: &retiring, Reachable: moves(d)}}, nil)
 }
 
+func confirm(in Input) []Step {
+	if in.Confirm == 0 {
+		return nil
+	}
+	return one(Confirm, Action{Confirm: &Confirmation{Wait: in.Confirm}}, nil)
+}
+
 func drain(d diff, in Input) []Step {
 	if len(d.delEndpoints) == 0 {
 		return nil
@@ -551,6 +566,9 @@ func (a Action) Lines() []string {
 		if len(w.Gone) > 0 {
 			add("wait until FRR has withdrawn %d VNIs", len(w.Gone))
 		}
+	}
+	if a.Confirm != nil {
+		add("wait %s for `vtepd confirm`; without it, undo everything", a.Confirm.Wait)
 	}
 	if w := a.Drain; w != nil {
 		add("wait until %s has received nothing for %s, at most %s", strings.Join(w.Links, ", "), w.Quiet, w.Limit)

@@ -14,14 +14,17 @@ import (
 	"time"
 )
 
-// Serve answers GET /status on l until ctx ends, and closes it.
-func (b *Board) Serve(ctx context.Context, l net.Listener) error {
+// Serve answers GET /status on l, and whatever routes add, until ctx ends, and closes l.
+func (b *Board) Serve(ctx context.Context, l net.Listener, routes ...func(*http.ServeMux)) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) {
 		s, _ := b.Get()
 		w.Header().Set("Content-Type", "application/json")
 		_ = s.JSON(w) // the reader went away: nobody is left to tell
 	})
+	for _, add := range routes {
+		add(mux)
+	}
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second, MaxHeaderBytes: 1 << 14}
 	stop := context.AfterFunc(ctx, func() { srv.Close() })
 	defer stop()
@@ -63,19 +66,23 @@ func listen(path string) (net.Listener, error) {
 	return net.Listen("unix", path)
 }
 
-// Fetch asks the daemon at path for its snapshot.
-func Fetch(ctx context.Context, path string) (Snapshot, error) {
-	hc := http.Client{Transport: &http.Transport{
+// Client speaks HTTP over the unix socket at path, whatever the host of a URL.
+func Client(path string) *http.Client {
+	return &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", path)
 		},
 	}}
+}
+
+// Fetch asks the daemon at path for its snapshot.
+func Fetch(ctx context.Context, path string) (Snapshot, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://vtepd/status", nil)
 	if err != nil {
 		return Snapshot{}, err
 	}
-	resp, err := hc.Do(req)
+	resp, err := Client(path).Do(req)
 	if err != nil {
 		return Snapshot{}, fmt.Errorf("no answer from vtepd at %s: %w", path, err)
 	}

@@ -21,15 +21,16 @@ type Condition string
 
 // The conditions.
 const (
-	Starting   Condition = "starting"
-	Recovering Condition = "recovering" // from what an earlier daemon left
-	Idle       Condition = "idle"       // the router is as the config wants it
-	Running    Condition = "running"    // a transaction
-	Waiting    Condition = "waiting"    // for FRR, or for a value of a pool
-	Invalid    Condition = "invalid"    // the config; what ran before runs on
-	Refused    Condition = "refused"    // the config can't be reached from here; nothing was touched
-	Failed     Condition = "failed"     // the transaction was rolled back
-	Degraded   Condition = "degraded"   // between two states: what is in the way is named, and tried again
+	Starting    Condition = "starting"
+	Recovering  Condition = "recovering"  // from what an earlier daemon left
+	Idle        Condition = "idle"        // the router is as the config wants it
+	Running     Condition = "running"     // a transaction
+	Waiting     Condition = "waiting"     // for FRR, or for a value of a pool
+	Invalid     Condition = "invalid"     // the config; what ran before runs on
+	Refused     Condition = "refused"     // the config can't be reached from here; nothing was touched
+	Unconfirmed Condition = "unconfirmed" // a change that is proven waits to be confirmed
+	Failed      Condition = "failed"      // the transaction was rolled back
+	Degraded    Condition = "degraded"    // between two states: what is in the way is named, and tried again
 )
 
 // Snapshot is the daemon at one moment. Phase, step and error belong together.

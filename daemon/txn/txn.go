@@ -45,7 +45,9 @@ type Event struct {
 	Undo  bool // its inverse
 	Done  bool // it ended; with Err if it failed
 	Err   error
-	Retry bool // it failed and will be tried again
+	// Deadline is until when a step that begins waits to be confirmed; zero for any other.
+	Deadline time.Time
+	Retry    bool // it failed and will be tried again
 }
 
 // Runner has the ports of a transaction. Its zero durations mean the defaults.
@@ -57,6 +59,10 @@ type Runner struct {
 	Netns   []string      // the namespaces of parents, for reading back
 	Timeout time.Duration // longest wait for FRR, its peers and the remote VTEPs in one step; default 60s
 	Report  func(Event)   // may be nil
+	// Lost: the namespace that the record of Recover speaks of is gone, with all links in it.
+	Lost bool
+	// Decide brings the word that a change that waits for it is good (true) or shall be undone (false).
+	Decide <-chan bool
 
 	router   string
 	answered map[plan.Move][]remote
@@ -110,15 +116,23 @@ func (r *Runner) Run(ctx context.Context, p plan.Plan) error {
 	r.router, r.answered = p.Router, map[plan.Move][]remote{}
 	forward := forwardFrom(p)
 	for k := range forward {
-		err := r.Journal.Mark(journal.Mark{Do: &k})
+		m := journal.Mark{Do: &k}
+		if c := p.Steps[k].Do.Confirm; c != nil {
+			m.Deadline = time.Now().Add(c.Wait)
+		}
+		err := r.Journal.Mark(m)
 		if err == nil {
-			err = r.step(ctx, p, k)
+			err = r.step(ctx, p, k, m.Deadline)
 		}
 		if err != nil {
 			return r.failed(ctx, p, k, err)
 		}
 	}
-	// The new state is proven. From here there is only forward.
+	return r.proven(ctx, p, forward)
+}
+
+// proven passes the point of no return: the new state is there, and from here there is only forward.
+func (r *Runner) proven(ctx context.Context, p plan.Plan, forward int) error {
 	if err := r.Journal.Mark(journal.Mark{Forward: true}); err != nil {
 		return r.failed(ctx, p, max(forward-1, 0), err)
 	}
@@ -139,11 +153,19 @@ func forwardFrom(p plan.Plan) int {
 }
 
 // Recover takes up what a journal of an earlier daemon, or a degraded rollback, left. It returns nil once the router is
-// wholly in the old or in the new state and the journal is gone.
+// wholly in the old or in the new state and the journal is gone. A change that was waiting to be confirmed goes on waiting,
+// until the same deadline; one that isn't confirmed is an *Error, as in Run.
 func (r *Runner) Recover(ctx context.Context, rec journal.Record) error {
 	r.router, r.answered = rec.Plan.Router, map[plan.Move][]remote{}
+	forward := forwardFrom(rec.Plan)
 	if rec.Forward() {
-		return r.finish(ctx, rec.Plan, max(forwardFrom(rec.Plan), rec.Begun()-1))
+		return r.finish(ctx, rec.Plan, max(forward, rec.Begun()-1))
+	}
+	if deadline := rec.Unconfirmed(); !deadline.IsZero() {
+		if err := r.step(ctx, rec.Plan, rec.Begun()-1, deadline); err != nil {
+			return r.failed(ctx, rec.Plan, rec.Begun()-1, err)
+		}
+		return r.proven(ctx, rec.Plan, forward)
 	}
 	return r.undo(ctx, rec.Plan, rec.Begun()-1)
 }
@@ -154,12 +176,39 @@ func (r *Runner) report(e Event) {
 	}
 }
 
-func (r *Runner) step(ctx context.Context, p plan.Plan, k int) error {
+// step does step k; deadline is that of its confirmation.
+func (r *Runner) step(ctx context.Context, p plan.Plan, k int, deadline time.Time) error {
 	s := p.Steps[k]
-	r.report(Event{Phase: s.Phase, Step: k})
-	err := r.do(ctx, s.Do)
+	r.report(Event{Phase: s.Phase, Step: k, Deadline: deadline})
+	var err error
+	if deadline.IsZero() {
+		err = r.do(ctx, s.Do)
+	} else {
+		err = r.confirm(ctx, deadline)
+	}
 	r.report(Event{Phase: s.Phase, Step: k, Done: true, Err: err})
 	return err
+}
+
+// What the error of a change that wasn't confirmed wraps.
+var (
+	ErrUnconfirmed = errors.New("not confirmed before the deadline")
+	ErrRejected    = errors.New("told to go back")
+)
+
+// confirm waits for a word until the deadline.
+func (r *Runner) confirm(ctx context.Context, deadline time.Time) error {
+	select {
+	case good := <-r.Decide:
+		if !good {
+			return ErrRejected
+		}
+		return nil
+	case <-time.After(time.Until(deadline)):
+		return ErrUnconfirmed
+	case <-ctx.Done():
+		return fmt.Errorf("stopped before it was confirmed: %w", ctx.Err())
+	}
 }
 
 // failed goes back from step k and makes the error of the transaction.
@@ -194,6 +243,9 @@ func (r *Runner) undo(ctx context.Context, p plan.Plan, k int) error {
 		if err := r.Journal.Mark(journal.Mark{Undo: &k}); err != nil {
 			r.report(Event{Phase: s.Phase, Step: k, Undo: true, Done: true, Err: err})
 		}
+		if r.Lost && len(s.Undo.Kernel) > 0 {
+			continue
+		}
 		r.report(Event{Phase: s.Phase, Step: k, Undo: true})
 		err := r.do(ctx, *s.Undo)
 		r.report(Event{Phase: s.Phase, Step: k, Undo: true, Done: true, Err: err})
@@ -204,8 +256,10 @@ func (r *Runner) undo(ctx context.Context, p plan.Plan, k int) error {
 	if err := r.Kernel.Unstage(); err != nil {
 		return fmt.Errorf("shadow namespace: %w", err)
 	}
-	if err := r.await(ctx, plan.Await{State: &p.Old, Own: p.New.Routes}); err != nil {
-		return fmt.Errorf("the old state is not back: %w", err)
+	if !r.Lost {
+		if err := r.await(ctx, plan.Await{State: &p.Old, Own: p.New.Routes}); err != nil {
+			return fmt.Errorf("the old state is not back: %w", err)
+		}
 	}
 	return r.Journal.End()
 }

@@ -1,0 +1,115 @@
+// Package control lets root tell a running daemon what to do, over the unix socket that serves its status: the routes of the
+// daemon's side, and the calls of the client's. It decides nothing.
+package control
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"vtepd/daemon/config"
+	"vtepd/daemon/status"
+)
+
+// Daemon is who is told.
+type Daemon interface {
+	Confirm(ctx context.Context) error
+	Rollback(ctx context.Context, to uint64) error
+	Apply(ctx context.Context, srcs []config.Source, confirm time.Duration) error
+}
+
+// maxBody bounds what Apply takes.
+const maxBody = 64 << 20
+
+// Routes are POST /confirm, /rollback?to=GENERATION and /apply?confirm=DURATION with the files as JSON. What d refuses is
+// answered with 409 and its words, what makes no sense with 400.
+func Routes(d Daemon) func(*http.ServeMux) {
+	return func(mux *http.ServeMux) {
+		mux.HandleFunc("POST /confirm", func(w http.ResponseWriter, r *http.Request) {
+			answer(w, d.Confirm(r.Context()))
+		})
+		mux.HandleFunc("POST /rollback", func(w http.ResponseWriter, r *http.Request) {
+			var to uint64
+			if s := r.FormValue("to"); s != "" {
+				var err error
+				if to, err = strconv.ParseUint(s, 10, 64); err != nil || to == 0 {
+					http.Error(w, fmt.Sprintf("to=%q is no generation", s), http.StatusBadRequest)
+					return
+				}
+			}
+			answer(w, d.Rollback(r.Context(), to))
+		})
+		mux.HandleFunc("POST /apply", func(w http.ResponseWriter, r *http.Request) {
+			confirm, err := time.ParseDuration(r.URL.Query().Get("confirm"))
+			if err != nil || confirm < 0 {
+				http.Error(w, "confirm must be a duration, such as 60s", http.StatusBadRequest)
+				return
+			}
+			var srcs []config.Source
+			if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody)).Decode(&srcs); err != nil || len(srcs) == 0 {
+				http.Error(w, fmt.Sprintf("no config files in the request: %v", err), http.StatusBadRequest)
+				return
+			}
+			answer(w, d.Apply(r.Context(), srcs, confirm))
+		})
+	}
+}
+
+func answer(w http.ResponseWriter, err error) {
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusConflict)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// Confirm tells the daemon at socket that the change that waits is good.
+func Confirm(ctx context.Context, socket string) error {
+	return post(ctx, socket, "/confirm", nil, nil)
+}
+
+// Rollback tells it to go back: to the config of a generation, or for 0 to where it came from.
+func Rollback(ctx context.Context, socket string, to uint64) error {
+	q := url.Values{}
+	if to != 0 {
+		q.Set("to", strconv.FormatUint(to, 10))
+	}
+	return post(ctx, socket, "/rollback", q, nil)
+}
+
+// Apply gives it files to carry out in place of what was dropped.
+func Apply(ctx context.Context, socket string, srcs []config.Source, confirm time.Duration) error {
+	return post(ctx, socket, "/apply", url.Values{"confirm": {confirm.String()}}, srcs)
+}
+
+func post(ctx context.Context, socket, path string, q url.Values, body any) error {
+	raw, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://vtepd"+path+"?"+q.Encode(), bytes.NewReader(raw))
+	if err != nil {
+		return err
+	}
+	resp, err := status.Client(socket).Do(req)
+	if err != nil {
+		return fmt.Errorf("no answer from vtepd at %s: %w", socket, err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusNoContent {
+		return nil
+	}
+	words, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	if err != nil {
+		return fmt.Errorf("vtepd at %s: %w", socket, err)
+	}
+	return errors.New(strings.TrimSpace(string(words)))
+}

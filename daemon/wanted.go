@@ -1,0 +1,121 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"vtepd/daemon/config"
+	"vtepd/daemon/history"
+	"vtepd/daemon/status"
+)
+
+// wanted is the config that is to be carried out, and why it isn't the dropped one where it isn't.
+type wanted struct {
+	cfg     *config.Config // nil: nothing is to be done
+	sources []config.Source
+	dropped string   // fingerprint of the dropped files, "" when they can't be read
+	invalid bool     // what was dropped has problems; why has them
+	why     []string // for people
+	confirm time.Duration
+}
+
+// condition is c, or Invalid where what was dropped is.
+func (w wanted) condition(c status.Condition) status.Condition {
+	if w.invalid {
+		return status.Invalid
+	}
+	return c
+}
+
+// wanted reads what was dropped. Where a pin stands in for it, that is wanted; where it has problems, the config that was
+// verified last. An error is one of the history's.
+func (d *Daemon) wanted() (wanted, error) {
+	srcs, readErr := config.Read(d.Config)
+	w := wanted{sources: srcs, dropped: history.Fingerprint(srcs)}
+	pin, err := d.History.Pinned()
+	if err != nil {
+		return w, err
+	}
+	if pin != nil && pin.Over != w.dropped {
+		if err := d.History.SetPin(nil); err != nil {
+			return w, err
+		}
+		pin = nil
+	}
+	if pin != nil {
+		w.sources, w.confirm, w.why = pin.Sources, pin.Confirm, []string{pin.Why}
+		if len(pin.Sources) == 0 {
+			return w, nil
+		}
+		w.cfg, err = config.ParseAll(pin.Sources)
+		return w, err
+	}
+	if readErr == nil {
+		w.cfg, readErr = config.ParseAll(srcs)
+	}
+	if readErr == nil {
+		w.confirm = w.cfg.Transaction.Confirm
+		return w, nil
+	}
+	w.invalid, w.why = true, lines(readErr)
+	good, err := d.History.Newest()
+	if errors.Is(err, history.ErrNone) {
+		return w, nil
+	}
+	if err != nil {
+		return w, err
+	}
+	w.why = append(w.why, fmt.Sprintf("running on the config of generation %d, which was verified last", good.Generation))
+	w.sources = good.Sources
+	w.cfg, err = config.ParseAll(good.Sources)
+	return w, err
+}
+
+// order is what somebody tells the daemon to carry out in place of what was dropped.
+type order struct {
+	pin  history.Pin
+	back bool   // the config before the live one
+	to   uint64 // the config of that generation
+	done chan<- error
+}
+
+// pin makes o the wanted config.
+func (d *Daemon) pin(o order) error {
+	w, err := d.wanted()
+	if err != nil {
+		return err
+	}
+	p := o.pin
+	p.Over = w.dropped
+	switch {
+	case o.to != 0:
+		e, err := d.History.Get(o.to)
+		if err != nil {
+			return err
+		}
+		p.Sources, p.Why = e.Sources, fmt.Sprintf("rolled back to the config of generation %d; drop a file to go on", o.to)
+	case o.back:
+		all, err := d.History.Generations()
+		if err != nil {
+			return err
+		}
+		if len(all) < 2 {
+			return fmt.Errorf("nothing to go back to: %w", history.ErrNone)
+		}
+		o.back, o.to = false, all[len(all)-2]
+		return d.pin(o)
+	}
+	return d.History.SetPin(&p)
+}
+
+// reject pins the config that was verified last in place of the dropped one that wasn't confirmed.
+func (d *Daemon) reject(dropped string, why error) error {
+	p := history.Pin{Over: dropped, Why: fmt.Sprintf("what was dropped last was undone (%v); drop a file to go on", why)}
+	good, err := d.History.Newest()
+	if err != nil && !errors.Is(err, history.ErrNone) {
+		return err
+	}
+	p.Sources = good.Sources
+	return d.History.SetPin(&p)
+}
