@@ -271,7 +271,7 @@ func (r *Runner) finish(ctx context.Context, p plan.Plan, k int) error {
 	commit := func() error {
 		return r.Journal.Commit(journal.Committed{Generation: p.Generation, State: p.New})
 	}
-	if err := r.until(stop, Event{Phase: plan.Retire, Step: k}, commit); err != nil {
+	if err := r.until(stop, Event{Phase: plan.Verify, Step: max(k-1, 0)}, commit); err != nil {
 		return err
 	}
 	for ; k < len(p.Steps); k++ {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -579,6 +580,7 @@ func TestDrain(t *testing.T) {
 				defer cancel()
 				drain := r.step(plan.Drain, func(a plan.Action) bool { return a.Drain != nil })
 				var began, ended time.Time
+				var over atomic.Bool
 				r.Report = func(e txn.Event) {
 					if e.Phase != plan.Drain {
 						return
@@ -588,6 +590,7 @@ func TestDrain(t *testing.T) {
 					}
 					if e.Done {
 						ended = time.Now()
+						over.Store(true)
 						return
 					}
 					began = time.Now()
@@ -595,9 +598,9 @@ func TestDrain(t *testing.T) {
 						time.AfterFunc(c.stop, cancel)
 					}
 					var tick func()
-					count := uint64(0)
+					count, start := uint64(0), began
 					tick = func() {
-						if time.Since(began) < c.packets && ended.IsZero() {
+						if time.Since(start) < c.packets && !over.Load() {
 							count++
 							r.kernel.SetReceived("vtep0-old", count)
 							time.AfterFunc(50*time.Millisecond, tick)
