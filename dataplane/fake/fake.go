@@ -78,12 +78,25 @@ func (k *Kernel) Remove(names ...string) {
 	defer k.mu.Unlock()
 	for _, n := range names {
 		k.router.Remove(n)
-		if k.staged != nil {
-			k.staged.Remove(n)
-		}
-		k.children = slices.DeleteFunc(k.children, func(l dataplane.Link) bool { return l.ParentNetns == "" && l.Parent == n })
+		k.orphan(n)
 	}
 	k.follow()
+}
+
+// orphan takes away what the kernel deletes with a parent of the router's, in other namespaces.
+func (k *Kernel) orphan(parent string) {
+	child := func(l dataplane.Link) bool {
+		return l.Kind == dataplane.IPVLAN && l.ParentNetns == "" && l.Parent == parent
+	}
+	k.children = slices.DeleteFunc(k.children, child)
+	if k.staged == nil {
+		return
+	}
+	for _, l := range k.staged.Links() {
+		if child(l) {
+			k.staged.Remove(l.Name)
+		}
+	}
 }
 
 // AddNetns makes a namespace called name with links in it, in place of an earlier one.
@@ -391,8 +404,8 @@ func (k *Kernel) do(op dataplane.Op) error {
 	k.router.Do(changes)
 	ports := false
 	for _, c := range changes {
-		if c.After.Name == "" && k.staged != nil {
-			k.staged.Remove(c.Before.Name)
+		if c.After.Name == "" {
+			k.orphan(c.Before.Name)
 		}
 		ports = ports || c.After.Kind == dataplane.Bridge || c.Before.Master+c.After.Master != ""
 	}

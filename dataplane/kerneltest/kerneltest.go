@@ -497,6 +497,33 @@ var cases = []struct {
 		b.absent("vtep0", "lo1")
 		b.refused(dataplane.ErrNotFound, "expose vtep0: staged link vtep0 is not there", expose(ep))
 	}},
+	{"a namesake", Full, func(b *bench) {
+		b.env.Add(b, foreign("eth1", "veth"), foreign("eth2", "veth"))
+		old, ep := endpoint("vtep0", "eth1", "192.0.2.1/32"), endpoint("vtep0", "eth2", "192.0.2.1/32")
+		b.apply(create(old), group(dataplane.GroupUp, 7))
+		if err := b.k.Stage(b.Context(), []dataplane.Link{ep}, nil); err != nil {
+			b.Fatal(err)
+		}
+		b.refused(dataplane.ErrInTheWay, "expose vtep0: in the way: vtep0 (ipvlan of endpoint/vtep0) has parent eth1, wanted eth2", expose(ep))
+		b.apply(del(old), expose(ep))
+		b.is(ep)
+	}},
+	{"a staged link whose parent goes", Full, func(b *bench) {
+		b.env.Add(b, foreign("eth1", "veth"))
+		ep := endpoint("vtep0", "eth1", "192.0.2.1/32")
+		if err := b.k.Stage(b.Context(), []dataplane.Link{ep}, nil); err != nil {
+			b.Fatal(err)
+		}
+		b.env.Remove(b, "eth1")
+		err := b.k.Apply(b.Context(), []dataplane.Op{create(vxlan(1, "192.0.2.1")), expose(ep)})
+		if err == nil || !strings.HasPrefix(err.Error(), "expose vtep0: ") {
+			b.Errorf("Apply: %v", err)
+		}
+		b.absent("vtep0")
+		if err := b.k.Unstage(); err != nil {
+			b.Error(err)
+		}
+	}},
 	{"an address in use on the parent", Full, func(b *bench) {
 		used := "address already in use (Address already assigned to an ipvlan device)"
 		b.env.Add(b, foreign("eth1", "veth"), foreign("eth2", "veth"))
