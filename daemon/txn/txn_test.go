@@ -280,7 +280,8 @@ func TestCommitted(t *testing.T) {
 			}
 		}
 		want := []string{
-			"claim 0", "stage 1", "expose 2", "announce 3", "announce 4", "swap 5", "verify 6", "retire 7", /* the commit */
+			"claim 0", "stage 1", "expose 2", "announce 3", "announce 4", "swap 5", "verify 6",
+			"verify 6", // the commit
 			"drain 7", "retire 8", "retire 9", "retire 10", "retire 11", "retire 12", "retire 13",
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
