@@ -106,7 +106,7 @@ func errText(err error) string {
 
 // native runs every package's tests on this host, with the race detector.
 func (s *suite) native() ([]result, error) {
-	cmd := exec.CommandContext(s.ctx, "go", "test", "-race", "-json", "-timeout="+s.timeout.String(), "./...")
+	cmd := exec.CommandContext(s.ctx, "go", "test", "-race", "-count=1", "-json", "-timeout="+s.timeout.String(), "./...")
 	cmd.Env = append(os.Environ(), "VTEPD_BIN="+filepath.Join(s.checkout, "bin", "vtepd"))
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
@@ -320,6 +320,11 @@ func (j guestJob) binary() string { return j.slug() + ".test" }
 
 func (j guestJob) slug() string { return strings.ReplaceAll(short(j.pkg.ImportPath), "/", "-") }
 
+// result is an empty one for a job on a guest.
+func (j guestJob) result(root vm.Root) result {
+	return result{pkg: short(j.pkg.ImportPath), where: "guest " + root.Release.Name, frr: root.FRR}
+}
+
 // on says whether a job runs on a release: what has nothing to do with FRR runs
 // once, on the last one.
 func (j guestJob) on(release string, all []string) bool {
@@ -387,10 +392,16 @@ func (s *suite) guest(root vm.Root, work string, jobs []guestJob) ([]result, err
 		}
 	}()
 	var results []result
-	for _, j := range jobs {
+	for i, j := range jobs {
 		if guest == nil {
 			if guest, err = lab.Boot(s.ctx, self); err != nil {
-				return results, fmt.Errorf("boot the %s guest: %w", root.Release.Name, err)
+				s.say("FAIL  boot the %s guest: %v", root.Release.Name, err)
+				for _, left := range jobs[i:] {
+					r := left.result(root)
+					r.failed = 1
+					results = append(results, r)
+				}
+				return results, s.ctx.Err()
 			}
 		}
 		r, err := s.job(guest, lab, filepath.Join(work, j.binary()), j)
@@ -417,7 +428,7 @@ func (s *suite) guest(root vm.Root, work string, jobs []guestJob) ([]result, err
 
 // job runs one package's tests in a guest. A *vm.DeadError comes with a result.
 func (s *suite) job(guest *vm.Guest, lab vm.Lab, binary string, j guestJob) (result, error) {
-	r := result{pkg: short(j.pkg.ImportPath), where: "guest " + lab.Root.Release.Name, frr: lab.Root.FRR}
+	r := j.result(lab.Root)
 	own := lab
 	own.Artifacts = filepath.Join(lab.Artifacts, j.slug())
 	if err := os.MkdirAll(own.Artifacts, 0o755); err != nil {
