@@ -118,9 +118,9 @@ func Deploy(ctx context.Context, topo *clab.Topology, dir string, opt Options) (
 				l.nodes[n.Name] = node
 				return nil
 			})
-			if err := g.Wait(); err != nil {
-				return nil, err
-			}
+		}
+		if err := g.Wait(); err != nil {
+			return nil, err
 		}
 	}
 	for _, link := range topo.Links {
@@ -307,7 +307,9 @@ func (l *Lab) Destroy(ctx context.Context) error {
 	return errors.Join(append(errs, os.RemoveAll(l.scratch))...)
 }
 
-// residue says what of the lab is still there.
+// residue says what of the lab is still there. That the first process of each
+// node has been waited for means that every process in the node has ended: the
+// kernel lets it end last.
 func (l *Lab) residue() error {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -318,14 +320,14 @@ func (l *Lab) residue() error {
 			return fmt.Errorf("a mount is left: %s", strings.TrimSpace(line))
 		}
 	}
-	ours := map[string]string{}
+	ours := map[string]*Node{}
 	for _, n := range l.nodes {
-		for _, id := range n.ns.ids {
-			ours[id] = n.Name
+		if n.ns.cookie != 0 {
+			ours[n.ns.id] = n
 		}
 	}
 	// Threads, not processes: one of this program's own could be left in a node.
-	links, err := filepath.Glob("/proc/[0-9]*/task/[0-9]*/ns/*")
+	held, err := filepath.Glob("/proc/[0-9]*/task/[0-9]*/ns/net")
 	if err != nil {
 		return err
 	}
@@ -333,13 +335,16 @@ func (l *Lab) residue() error {
 	if err != nil {
 		return err
 	}
-	for _, link := range append(links, fds...) {
-		id, err := os.Readlink(link)
-		if err != nil {
-			continue // gone meanwhile
+	for _, path := range append(held, fds...) {
+		id, err := os.Readlink(path)
+		if err != nil || ours[id] == nil {
+			continue // gone meanwhile, or not ours
 		}
-		if name := ours[id]; name != "" {
-			return fmt.Errorf("%s of node %s is held by %s", id, name, link)
+		// The kernel gives the number of one that has ended to the next, whoever makes
+		// it; the cookie it gives but once.
+		n := ours[id]
+		if cookie, err := netnsCookie(path); err == nil && cookie == n.ns.cookie {
+			return fmt.Errorf("the network namespace of node %s is held by %s", n.Name, path)
 		}
 	}
 	return nil
@@ -401,7 +406,7 @@ func New(t TB, file string, opt Options) *Lab {
 	if opt.Logf == nil {
 		opt.Logf = t.Logf
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	l, err := Deploy(ctx, topo, filepath.Dir(file), opt)
 	if err != nil {

@@ -36,11 +36,12 @@ type Node struct {
 	speaker *Speaker
 }
 
-// namespaces are those of a node's holder. ids are the names of those that no
-// other node has.
+// namespaces are those of a node's holder. The network namespace is known by
+// its number, and for ever by its cookie; 0 where it is another node's.
 type namespaces struct {
 	net, mnt, pid, uts *os.File
-	ids                []string
+	id                 string
+	cookie             uint64
 }
 
 // startNode starts the holder of a node and waits for its root to be made.
@@ -66,10 +67,8 @@ func (l *Lab) startNode(ctx context.Context, def clab.Node) (*Node, error) {
 		}
 		w.Binds = append(w.Binds, b)
 	}
-	if bin := l.opt.Binaries[def.Image]; bin != "" && len(def.Entrypoint) > 0 {
-		if _, err := os.Stat(bin); err != nil {
-			return nil, fmt.Errorf("the binary for image %s: %w", def.Image, err)
-		}
+	// One that isn't built is missed only by who starts it.
+	if bin := l.opt.Binaries[def.Image]; exists(bin) && len(def.Entrypoint) > 0 {
 		w.Binds = append(w.Binds, clab.Bind{Source: bin, Target: def.Entrypoint[0], ReadOnly: true})
 	}
 
@@ -132,14 +131,15 @@ func (l *Lab) startNode(ctx context.Context, def clab.Node) (*Node, error) {
 		if *ns.file, err = os.Open(path); err != nil {
 			return nil, err
 		}
-		if ns.name == "net" && def.NetworkOf() != "" {
-			continue
-		}
-		id, err := os.Readlink(path)
-		if err != nil {
+	}
+	if def.NetworkOf() == "" {
+		path := fmt.Sprintf("/proc/%d/ns/net", n.holder)
+		if n.ns.id, err = os.Readlink(path); err != nil {
 			return nil, err
 		}
-		n.ns.ids = append(n.ns.ids, id)
+		if n.ns.cookie, err = netnsCookie(path); err != nil {
+			return nil, err
+		}
 	}
 	if n.netlink, err = netlink.NewHandleAt(netns.NsHandle(int(n.ns.net.Fd())), unix.NETLINK_ROUTE); err != nil {
 		return nil, err
@@ -181,6 +181,28 @@ func setns(ns *os.File, kind int) error {
 		return fmt.Errorf("enter %s: %w", ns.Name(), err)
 	}
 	return nil
+}
+
+// netnsCookie is what no other network namespace has, before or after.
+func netnsCookie(path string) (cookie uint64, err error) {
+	ns, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer ns.Close()
+	err = onThread(func() error {
+		if err := setns(ns, unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		s, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(s)
+		cookie, err = unix.GetsockoptUint64(s, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+		return err
+	})
+	return cookie, err
 }
 
 // in runs f inside the node: on a thread in its network and mount namespaces,
