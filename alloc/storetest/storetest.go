@@ -830,6 +830,19 @@ func moves(t *testing.T, ledger NewLedger) {
 		same(t, "moving back", r.ledger(), []string{"p@10.0.0.1 [leaf1/x:u1<p@10.0.0.2]", "p@10.0.0.2 [leaf1/x:u1]"})
 		r.want(c, "10.0.0.1", false)
 	})
+	t.Run("a mark that a killed release left means nothing", func(t *testing.T) {
+		r, _, _ := one(t)
+		a := sample(2, "leaf1/x")
+		a.Holders[0].Supersedes = []string{"p@10.0.0.1"}
+		if _, err := r.store.Create(t.Context(), a); err != nil {
+			t.Fatal(err)
+		}
+		c := claim("leaf1/x", "p", "10.0.0.1")
+		r.want(c, "10.0.0.1", true)
+		same(t, "ledger", r.ledger(), []string{"p@10.0.0.1 [leaf1/x:u1<p@10.0.0.2]", "p@10.0.0.2 [leaf1/x:u1]"})
+		r.want(c, "10.0.0.1", false)
+		r.want(claim("leaf1/x", "p", ""), "10.0.0.1", false)
+	})
 	t.Run("undone: the new value is free again and the old one held", func(t *testing.T) {
 		r, _, _ := one(t)
 		c := claim("leaf1/x", "p", "10.0.0.1")
@@ -954,6 +967,22 @@ func (c *cut) Update(ctx context.Context, a alloc.Allocation) (out alloc.Allocat
 
 func (c *cut) Delete(ctx context.Context, name, version string) error {
 	return c.do(func() error { return c.Store.Delete(ctx, name, version) })
+}
+
+// rival is a process that acts for the same claim, or the same group, between another's look and its write.
+type rival struct {
+	alloc.Store
+	other alloc.Store
+	first alloc.Allocation
+	once  sync.Once
+}
+
+func (r *rival) Create(ctx context.Context, a alloc.Allocation) (out alloc.Allocation, err error) {
+	r.once.Do(func() { _, err = r.other.Create(ctx, r.first) })
+	if err != nil {
+		return alloc.Allocation{}, err
+	}
+	return r.Store.Create(ctx, a)
 }
 
 // failures cuts a whole move at every call, and a new daemon must then be able to finish it, and to undo it.
@@ -1099,6 +1128,23 @@ func races(t *testing.T, ledger NewLedger) {
 		}
 		wg.Wait()
 		same(t, "ledger", r.ledger(), []string{})
+	})
+	t.Run("another value made meanwhile for the same claim, or group: one's own is given back", func(t *testing.T) {
+		pools := mustPools(t, address("p", "", nil, "10.0.0.0/25"))
+		for _, group := range []string{"", "anycast"} {
+			open := ledger(t)
+			first := sample(9, "r1/x")
+			first.Group = group
+			c := alloc.Claim{Name: "r1/x", UID: "u1", Pool: "p", Group: group}
+			if group != "" {
+				c.Name = "r2/x"
+			}
+			r := router{Claimer: alloc.NewClaimer(&rival{Store: mustOpen(t, open), other: mustOpen(t, open), first: first}, pools), t: t}
+			r.want(c, "10.0.0.9", group != "")
+			if l := r.ledger(); len(l) != 1 {
+				t.Errorf("ledger: %q", l)
+			}
+		}
 	})
 	t.Run("eight processes for one claim: one value, made once", func(t *testing.T) {
 		open := ledger(t)
