@@ -249,17 +249,33 @@ func chrootModprobe(args []string) error {
 // openPort waits for the control port: the kernel announces its ports a moment
 // after the first process starts.
 func openPort() (*os.File, error) {
-	for range 500 {
-		port, err := os.OpenFile(portPath, os.O_RDWR, 0)
-		if err == nil {
-			return port, nil
-		}
-		if !errors.Is(err, os.ErrNotExist) {
-			return nil, err
-		}
-		time.Sleep(10 * time.Millisecond)
+	watch, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("watch /dev: %w", err)
 	}
-	return nil, fmt.Errorf("the control port %s didn't appear", portPath)
+	defer unix.Close(watch)
+	if _, err := unix.InotifyAddWatch(watch, filepath.Dir(portPath), unix.IN_CREATE); err != nil {
+		return nil, fmt.Errorf("watch /dev: %w", err)
+	}
+	events := make([]byte, 4096)
+	for deadline := time.Now().Add(time.Minute); ; {
+		port, err := os.OpenFile(portPath, os.O_RDWR, 0)
+		if !errors.Is(err, os.ErrNotExist) {
+			return port, err
+		}
+		ready, err := unix.Poll([]unix.PollFd{{Fd: int32(watch), Events: unix.POLLIN}}, int(max(0, time.Until(deadline)).Milliseconds()))
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return nil, fmt.Errorf("watch /dev: %w", err)
+		case ready == 0:
+			return nil, fmt.Errorf("the control port %s didn't appear", portPath)
+		default:
+			if _, err := unix.Read(watch, events); err != nil {
+				return nil, fmt.Errorf("watch /dev: %w", err)
+			}
+		}
+	}
 }
 
 // kmsg is the kernel's log from where the running job began, -1 before the
