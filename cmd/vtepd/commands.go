@@ -243,7 +243,7 @@ func applyCommand(p *places) *cobra.Command {
 			return told(cmd, control.Apply(cmd.Context(), p.socket, srcs, confirm))
 		},
 	}
-	cmd.Flags().DurationVar(&confirm, "confirm", 0, "undo the change unless `vtepd confirm` says within this time that it is good; 0: as the file says")
+	cmd.Flags().DurationVar(&confirm, "confirm", 0, "undo the change unless 'vtepd confirm' says within this time that it is good; 0: as the file says")
 	return cmd
 }
 

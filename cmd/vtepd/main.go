@@ -10,6 +10,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"vtepd/daemon/config"
 )
 
 // version is stamped by the build.
@@ -34,6 +36,9 @@ func main() {
 		os.Exit(exitOK)
 	case errors.Is(err, errReported):
 		os.Exit(exitFailed)
+	case isProblems(err): // each line begins with its place, as editors want it
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(exitFailed)
 	case isUsage(err):
 		fmt.Fprintln(os.Stderr, "vtepd:", err)
 		os.Exit(exitMisused)
@@ -47,6 +52,11 @@ type usageError struct{ error }
 
 func isUsage(err error) bool {
 	_, ok := errors.AsType[usageError](err)
+	return ok
+}
+
+func isProblems(err error) bool {
+	_, ok := errors.AsType[config.Problems](err)
 	return ok
 }
 
@@ -71,7 +81,7 @@ func command() *cobra.Command {
 	flags.StringVar(&p.config, "config", "/etc/vtepd", "the config: a YAML file, or a directory of *.yaml files that are merged")
 	flags.StringVar(&p.state, "state", "/var/lib/vtepd", "the directory of the journal, the committed state and the ledger")
 	flags.StringVar(&p.frr, "frr", "/var/run/frr", "the directory of FRR's vty sockets")
-	flags.StringVar(&p.socket, "socket", "/run/vtepd/vtepd.sock", "the unix socket for `vtepd status`")
+	flags.StringVar(&p.socket, "socket", "/run/vtepd/vtepd.sock", "the unix socket on which the daemon is asked and told")
 	root.AddCommand(runCommand(&p), checkCommand(), planCommand(&p), statusCommand(&p), applyCommand(&p), confirmCommand(&p), rollbackCommand(&p), referenceCommand(), schemaCommand())
 	return root
 }
