@@ -173,7 +173,8 @@ type Changes struct {
 // ledger can't be reached or written; nothing that was there is lost then, and what was being written may or may not be there.
 type Store interface {
 	// Changes reports what has changed since the cursor, which this Store value returned, or everything. Writes by anyone
-	// that had returned before the call are in it.
+	// that had returned before the call are in it. What other methods of this Store have returned counts as reported: when it
+	// goes or changes, that is a change, and a name in Gone may be one that was never in Set.
 	Changes(ctx context.Context, since Cursor) (Changes, error)
 	// Get reads one allocation. ErrNotFound; a Damage.
 	Get(ctx context.Context, name string) (Allocation, error)

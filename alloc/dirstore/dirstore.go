@@ -305,16 +305,20 @@ func (s *Store) Get(ctx context.Context, name string) (alloc.Allocation, error) 
 	if err := checkName("get", name); err != nil {
 		return alloc.Allocation{}, err
 	}
-	e, ok, err := s.read(name)
-	switch {
-	case err != nil:
+	// Through seen, so that whatever becomes of what is returned here is a change.
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.note(name); err != nil {
 		return alloc.Allocation{}, s.fail("get "+name, err)
+	}
+	switch e, ok := s.seen[name]; {
 	case !ok:
 		return alloc.Allocation{}, fmt.Errorf("get %s: %w", name, alloc.ErrNotFound)
 	case e.damage != "":
 		return alloc.Allocation{}, fmt.Errorf("get: %w", damageOf(name, e))
+	default:
+		return e.a, nil
 	}
-	return e.a, nil
 }
 
 // temp is a locked file under .tmp.
@@ -436,7 +440,7 @@ func (s *Store) Create(ctx context.Context, a alloc.Allocation) (alloc.Allocatio
 	if err != nil {
 		return alloc.Allocation{}, s.fail("create "+a.Name, err)
 	}
-	return s.decode(a.Name, data)
+	return s.wrote(a.Name, data)
 }
 
 // turnLimit is how long a process waits for its turn.
@@ -466,13 +470,20 @@ func (s *Store) syncDir() error {
 	return syncFD(s.dir)
 }
 
-// decode is what data says, as anyone reading the file would have it.
-func (s *Store) decode(name string, data []byte) (alloc.Allocation, error) {
+// wrote is what data says, as anyone reading the file would have it, and notes it: had another process removed it already, that
+// would otherwise never show as a change.
+func (s *Store) wrote(name string, data []byte) (alloc.Allocation, error) {
 	a, err := alloc.Unmarshal(name, data)
 	if err != nil {
 		return alloc.Allocation{}, err
 	}
 	a.Version = version(data)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.put(name, entry{a: a}, true)
+	if err := s.note(name); err != nil {
+		s.loaded = false // the next look reads everything
+	}
 	return a, nil
 }
 
@@ -587,7 +598,7 @@ func (s *Store) Update(ctx context.Context, a alloc.Allocation) (alloc.Allocatio
 	if err := errors.Join(s.syncDir(), unix.Close(t.fd)); err != nil {
 		return alloc.Allocation{}, s.fail("update "+a.Name, err)
 	}
-	return s.decode(a.Name, data)
+	return s.wrote(a.Name, data)
 }
 
 // Delete implements alloc.Store.
@@ -613,6 +624,12 @@ func (s *Store) Delete(ctx context.Context, name, version string) error {
 	}
 	if err != nil {
 		return s.fail("delete "+name, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.put(name, entry{}, false)
+	if err := s.note(name); err != nil {
+		s.loaded = false
 	}
 	return nil
 }
@@ -731,10 +748,16 @@ func (s *Store) note(name string) error {
 	if err != nil {
 		return err
 	}
+	s.put(name, e, ok)
+	return nil
+}
+
+// put is what a name means now.
+func (s *Store) put(name string, e entry, ok bool) {
 	old, had := s.seen[name]
 	switch {
 	case !ok && !had, ok && had && old.damage == e.damage && old.a.Version == e.a.Version:
-		return nil
+		return
 	case ok:
 		s.seen[name] = e
 	default:
@@ -745,7 +768,6 @@ func (s *Store) note(name string) error {
 		s.log = slices.Clone(s.log[n-logMax:])
 		s.logged += uint64(n - logMax)
 	}
-	return nil
 }
 
 // scan reads everything anew.

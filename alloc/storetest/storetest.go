@@ -223,6 +223,59 @@ func contract(t *testing.T, ledger NewLedger) {
 		}
 		same(t, "everything", all, alloc.Changes{Reset: true, Set: []alloc.Allocation{two}, Next: all.Next})
 	})
+	t.Run("Changes tell that something went which they never told of, but another method did", func(t *testing.T) {
+		for what, learn := range map[string]func(a, b alloc.Store) (alloc.Allocation, error){
+			"created": func(a, _ alloc.Store) (alloc.Allocation, error) { return a.Create(ctx, sample(1, "r1/x")) },
+			"got": func(a, b alloc.Store) (alloc.Allocation, error) {
+				if _, err := b.Create(ctx, sample(1, "r1/x")); err != nil {
+					return alloc.Allocation{}, err
+				}
+				return a.Get(ctx, "p@10.0.0.1")
+			},
+			"updated": func(a, b alloc.Store) (alloc.Allocation, error) {
+				one, err := b.Create(ctx, sample(1, "r1/x"))
+				if err != nil {
+					return one, err
+				}
+				one.AllowBinding = true
+				return a.Update(ctx, one)
+			},
+		} {
+			a, b := setup(t)
+			first, err := a.Changes(ctx, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			one, err := learn(a, b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := b.Delete(ctx, one.Name, one.Version); err != nil {
+				t.Fatal(err)
+			}
+			ch, err := a.Changes(ctx, first.Next)
+			if err != nil {
+				t.Fatal(err)
+			}
+			same(t, what, ch, alloc.Changes{Gone: []string{one.Name}, Next: ch.Next})
+			// And made again exactly as it was, after one's own deletion.
+			if one, err = b.Create(ctx, sample(1, "r1/x")); err != nil {
+				t.Fatal(err)
+			}
+			if ch, err = a.Changes(ctx, ch.Next); err != nil || len(ch.Set) != 1 {
+				t.Fatalf("%s: %+v %v", what, ch, err)
+			}
+			if err := a.Delete(ctx, one.Name, one.Version); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := b.Create(ctx, sample(1, "r1/x")); err != nil {
+				t.Fatal(err)
+			}
+			if ch, err = a.Changes(ctx, ch.Next); err != nil || len(ch.Set) != 1 {
+				t.Errorf("%s, deleted and made again: %+v %v", what, ch, err)
+			}
+		}
+	})
 	t.Run("Watch hints at another's write and ends with its context", func(t *testing.T) {
 		a, b := setup(t)
 		ctx, cancel := context.WithCancel(ctx)
