@@ -25,7 +25,7 @@ func equal(a, b []uint64) bool { return b != nil && slices.Equal(a, b) }
 func (r *Runner) look(ctx context.Context, w plan.Await) ([]string, error) {
 	q := frr.Query{
 		Config:   w.State != nil,
-		Sessions: len(w.Announced) > 0,
+		Sessions: len(w.Announced) > 0 || w.State != nil,
 		VNIs:     w.State != nil || len(w.Gone) > 0,
 		Type3:    w.State != nil || len(w.Gone) > 0 || len(w.Reachable) > 0,
 		Prefixes: w.Announced,
@@ -148,7 +148,7 @@ func notInFRR(l dataplane.Link, f frr.Observation) []string {
 			continue
 		}
 		if t.Origin == l.Local && t.NextHop == l.Local {
-			return nil
+			return notSent(t, f.Sessions)
 		}
 		seen = append(seen, t.NextHop.String())
 	}
@@ -156,6 +156,17 @@ func notInFRR(l dataplane.Link, f frr.Observation) []string {
 		return []string{fmt.Sprintf("BGP has no type-3 route of its own for VNI %d", l.VNI)}
 	}
 	return []string{fmt.Sprintf("BGP's type-3 route for VNI %d has next hop %s, not %s", l.VNI, strings.Join(seen, " and "), l.Local)}
+}
+
+// notSent names the peers that a type-3 route of ours is still to be sent to.
+func notSent(t frr.Type3, sessions []frr.Session) []string {
+	var out []string
+	for _, s := range sessions {
+		if s.Established && s.EVPN && !slices.Contains(t.AdvertisedTo, s.Peer) {
+			out = append(out, fmt.Sprintf("the type-3 route for VNI %d is not sent to peer %s", t.VNI, s.Peer))
+		}
+	}
+	return out
 }
 
 // silent names the remote VTEPs that answered a ping from m.Old and don't answer one from m.New. Who answers the old

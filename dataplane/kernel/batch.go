@@ -73,6 +73,7 @@ func (k *Kernel) write(ctx context.Context, v *view, batch []message) error {
 	if err := v.c.SetReadDeadline(time.Now().Add(answers)); err != nil {
 		return &dataplane.OpError{Op: batch[0].op, Err: err}
 	}
+	defer v.c.SetReadDeadline(time.Time{}) // what is read later has a time of its own
 	msgs, err := v.c.SendMessages(msgs)
 	if err != nil {
 		return &dataplane.OpError{Op: batch[0].op, Err: err}
