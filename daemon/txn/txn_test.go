@@ -371,6 +371,19 @@ func TestNotSo(t *testing.T) {
 			"verify: step 7: not so after 3s: BGP's type-3 route for VNI 100 has next hop 10.255.0.11, not 10.255.0.12",
 		},
 		{
+			"type-3 route not sent",
+			func(r *router) {
+				r.bent.bend = func(o *frr.Observation) {
+					for i, x := range o.Type3 {
+						if moved(x.Origin) && x.VNI == 100 {
+							o.Type3[i].AdvertisedTo = nil
+						}
+					}
+				}
+			},
+			"verify: step 7: not so after 3s: the type-3 route for VNI 100 is not sent to peer 10.1.0.2",
+		},
+		{
 			"somebody takes a host route away",
 			func(r *router) {
 				r.bent.bend = func(o *frr.Observation) {
