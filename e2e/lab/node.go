@@ -258,9 +258,8 @@ func (n *Node) start(cmd *exec.Cmd) error {
 // When it fails, the error has what it said.
 func (n *Node) Exec(ctx context.Context, args ...string) (string, error) {
 	cmd := n.command(args)
-	var out, all bytes.Buffer
-	both := &both{&all}
-	cmd.Stdout, cmd.Stderr = writers{&out, both}, both
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
 	err := n.start(cmd)
 	if err == nil {
 		stop := context.AfterFunc(ctx, func() { cmd.Process.Kill() })
@@ -271,7 +270,7 @@ func (n *Node) Exec(ctx context.Context, args ...string) (string, error) {
 		}
 	}
 	if err != nil {
-		return out.String(), fmt.Errorf("%s: %s: %w", n.Name, strings.Join(args, " "), exeError(err, all.String()))
+		return out.String(), fmt.Errorf("%s: %s: %w", n.Name, strings.Join(args, " "), exeError(err, out.String()+errs.String()))
 	}
 	return out.String(), nil
 }
@@ -358,16 +357,4 @@ func (n *Node) Dump(ctx context.Context) string {
 		}
 	}
 	return b.String()
-}
-
-// both lets the two outputs of a command go into one buffer.
-type both struct{ b *bytes.Buffer }
-
-func (w *both) Write(p []byte) (int, error) { return w.b.Write(p) }
-
-type writers struct{ a, b interface{ Write([]byte) (int, error) } }
-
-func (w writers) Write(p []byte) (int, error) {
-	w.a.Write(p) // a buffer's, which can't fail
-	return w.b.Write(p)
 }
