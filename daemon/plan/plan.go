@@ -87,7 +87,7 @@ type Await struct {
 	Retiring *state.State `json:"retiring,omitempty"`
 	// Own are host routes that count as vtepd's beside those of State: one that is still there is a leftover.
 	Own []netip.Prefix `json:"own,omitempty"`
-	// Gone: zebra knows none of these VNIs, and BGP originates no type-3 route for them.
+	// Gone: BGP originates no type-3 route for these VNIs.
 	Gone []uint32 `json:"gone,omitempty"`
 }
 
@@ -245,7 +245,7 @@ func Compute(a, b state.State, in Input) Plan {
 	p := Plan{Generation: in.Generation, Router: in.Router, Old: a, New: b}
 	d := compare(a, b)
 	p.Disruptions = disruptions(a, d, in)
-	for _, step := range [][]Step{claim(d, in), stage(d), expose(a, b, d, in), announce(a, d, in), swap(d, in), verify(a, b, d), confirm(in), drain(d, in), retire(a, b, d, in)} {
+	for _, step := range [][]Step{claim(d, in), stage(d), expose(a, b, d, in), announce(a, d, in), swap(d, in), verify(a, b, d), confirm(in), drain(a, d, in), retire(a, b, d, in)} {
 		p.Steps = append(p.Steps, step...)
 	}
 	if !d.any() && a.EVPN == b.EVPN {
@@ -446,12 +446,17 @@ func confirm(in Input) []Step {
 	return one(Confirm, Action{Confirm: &Confirmation{Wait: in.Confirm}}, nil)
 }
 
-func drain(d diff, in Input) []Step {
-	if len(d.delEndpoints) == 0 {
+// drain waits for the endpoints whose address goes. What still comes for an address that stays is taken by the other link
+// that has it.
+func drain(a state.State, d diff, in Input) []Step {
+	gone := leaving(a, d)
+	w := in.Drain
+	w.Links = names(slices.DeleteFunc(slices.Clone(d.delEndpoints), func(l dataplane.Link) bool {
+		return !slices.ContainsFunc(l.Addrs, func(p netip.Prefix) bool { return slices.Contains(gone, p.Addr()) })
+	}))
+	if len(w.Links) == 0 {
 		return nil
 	}
-	w := in.Drain
-	w.Links = names(d.delEndpoints)
 	return one(Drain, Action{Drain: &w}, nil)
 }
 

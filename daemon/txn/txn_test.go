@@ -689,7 +689,7 @@ func TestStillThere(t *testing.T) {
 		}
 		r.is(t, r.p.New)
 		told := slices.DeleteFunc(r.events, func(e event) bool { return !e.Retry })
-		if len(told) == 0 || told[0].Err.Error() != "not so after 3s: FRR still has VNI 102" {
+		if len(told) == 0 || told[0].Err.Error() != "not so after 3s: BGP still has a type-3 route of its own for VNI 102" {
 			t.Errorf("told: %v", told)
 		}
 	})
