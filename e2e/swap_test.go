@@ -3,15 +3,12 @@
 package e2e
 
 import (
-	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
 	"vtepd/e2e/fabric"
 )
-
-func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
 // TestSwap is the main job: a first file, then changes of every kind under traffic, with the operator's own things beside.
 func TestSwap(t *testing.T) {
@@ -28,7 +25,7 @@ func TestSwap(t *testing.T) {
 	if spent.Batches != 1 || spent.Messages != 20 {
 		t.Errorf("the swap took %d batches and %d changes, not 1 and 20", spent.Batches, spent.Messages)
 	}
-	s.must(fabric.Move{From: addr("10.0.0.11"), To: addr("10.0.0.21"), VNIs: 20}.Order(heard.Since(mark)))
+	s.must(fabric.Move{From: fabric.Addr("10.0.0.11"), To: fabric.Addr("10.0.0.21"), VNIs: 20}.Order(heard.Since(mark)))
 
 	t.Log("move it to another parent, the address kept")
 	mark = heard.Len()
@@ -44,7 +41,7 @@ func TestSwap(t *testing.T) {
 	mark = heard.Len()
 	one.Parent, one.Address = "eth1", fabric.Prefer("10.0.0.22")
 	s.carry(s.one, one, "10.0.0.22")
-	s.must(fabric.Move{From: addr("10.0.0.21"), To: addr("10.0.0.22"), VNIs: 20}.Order(heard.Since(mark)))
+	s.must(fabric.Move{From: fabric.Addr("10.0.0.21"), To: fabric.Addr("10.0.0.22"), VNIs: 20}.Order(heard.Since(mark)))
 
 	t.Log("VNIs added, removed and changed, an endpoint added, the address changed: all in one file")
 	one.VNIs = one.VNIs[:15]
@@ -78,7 +75,7 @@ func TestHundredVNIs(t *testing.T) {
 	mark := heard.Len()
 	one.Address = fabric.Prefer("10.0.0.22")
 	many := s.carry(s.one, one, "10.0.0.22")
-	s.must(fabric.Move{From: addr("10.0.0.21"), To: addr("10.0.0.22"), VNIs: 100}.Order(heard.Since(mark)))
+	s.must(fabric.Move{From: fabric.Addr("10.0.0.21"), To: fabric.Addr("10.0.0.22"), VNIs: 100}.Order(heard.Since(mark)))
 	s.account(tr)
 	if many.Batches != 1 || many.Messages != 100 {
 		t.Errorf("the swap took %d batches and %d changes, not 1 and 100", many.Batches, many.Messages)

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"vtepd/alloc"
 	"vtepd/dataplane"
@@ -101,7 +102,7 @@ func Diff(got, want State) []string {
 		case !ok:
 			missing("link %s is missing", w)
 		case !g.Same(w):
-			missing("link %s: %s", w, linkDiff(g, w))
+			missing("link %s: %s", w, strings.Join(w.Diff(g), ", "))
 		}
 	}
 	for _, g := range got.Links {
@@ -129,36 +130,6 @@ func setDiff[T comparable](what string, got, want []T) []string {
 		}
 	}
 	return out
-}
-
-// linkDiff says the first field in which two links of one name differ.
-func linkDiff(g, w dataplane.Link) string {
-	type field struct {
-		name      string
-		got, want any
-	}
-	for _, f := range []field{
-		{"kind", g.Kind, w.Kind},
-		{"owner", g.Owner, w.Owner},
-		{"up", g.Up, w.Up},
-		{"mtu", g.MTU, w.MTU},
-		{"master", g.Master, w.Master},
-		{"addresses", fmt.Sprint(g.Addrs), fmt.Sprint(w.Addrs)},
-		{"parent", g.ParentNetns + ":" + g.Parent, w.ParentNetns + ":" + w.Parent},
-		{"mode", g.Mode, w.Mode},
-		{"vni", g.VNI, w.VNI},
-		{"port", g.Port, w.Port},
-		{"local", g.Local, w.Local},
-		{"learning", g.Learning, w.Learning},
-		{"neighbour suppression", g.NeighSuppress, w.NeighSuppress},
-		{"vlan", g.VLAN, w.VLAN},
-		{"vlan awareness", g.VLANAware, w.VLANAware},
-	} {
-		if f.got != f.want {
-			return fmt.Sprintf("%s is %v, should be %v", f.name, f.got, f.want)
-		}
-	}
-	return "differs"
 }
 
 // String names the claim for people.

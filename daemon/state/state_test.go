@@ -79,13 +79,13 @@ func TestDiff(t *testing.T) {
 		want   []string
 	}{
 		{"none", func(*state.State) {}, nil},
-		{"down", func(s *state.State) { link(s, "br100").Up = false }, []string{"link br100 (bridge of bridge/br100): up is false, should be true"}},
-		{"address", func(s *state.State) { link(s, "b-12345").Addrs = nil }, []string{"link b-12345 (dummy of endpoint/b): addresses is [], should be [10.0.0.2/32]"}},
-		{"local", func(s *state.State) { link(s, "vxlan100").Local = netip.MustParseAddr("10.0.0.9") }, []string{"link vxlan100 (vxlan of vni/100): local is 10.0.0.9, should be 10.0.0.1"}},
-		{"mtu", func(s *state.State) { link(s, "vxlan100").MTU = 1400 }, []string{"link vxlan100 (vxlan of vni/100): mtu is 1400, should be 1450"}},
-		{"master", func(s *state.State) { link(s, "vxlan100").Master = "" }, []string{"link vxlan100 (vxlan of vni/100): master is , should be br100"}},
-		{"parent", func(s *state.State) { link(s, "a-12345").Parent = "eth2" }, []string{"link a-12345 (ipvlan of endpoint/a): parent is :eth2, should be :eth1"}},
-		{"suppression", func(s *state.State) { link(s, "vxlan100").NeighSuppress = false }, []string{"link vxlan100 (vxlan of vni/100): neighbour suppression is false, should be true"}},
+		{"down", func(s *state.State) { link(s, "br100").Up = false }, []string{"link br100 (bridge of bridge/br100): up false, wanted true"}},
+		{"address", func(s *state.State) { link(s, "b-12345").Addrs = nil }, []string{"link b-12345 (dummy of endpoint/b): addresses none, wanted 10.0.0.2/32"}},
+		{"local", func(s *state.State) { link(s, "vxlan100").Local = netip.MustParseAddr("10.0.0.9") }, []string{"link vxlan100 (vxlan of vni/100): local 10.0.0.9, wanted 10.0.0.1"}},
+		{"mtu", func(s *state.State) { link(s, "vxlan100").MTU = 1400 }, []string{"link vxlan100 (vxlan of vni/100): mtu 1400, wanted 1450"}},
+		{"master", func(s *state.State) { link(s, "vxlan100").Master = "" }, []string{"link vxlan100 (vxlan of vni/100): master none, wanted br100"}},
+		{"parent", func(s *state.State) { link(s, "a-12345").Parent = "eth2" }, []string{"link a-12345 (ipvlan of endpoint/a): parent eth2, wanted eth1"}},
+		{"suppression", func(s *state.State) { link(s, "vxlan100").NeighSuppress = false }, []string{"link vxlan100 (vxlan of vni/100): neighbour suppression false, wanted true"}},
 		{
 			"missing and too many",
 			func(s *state.State) {

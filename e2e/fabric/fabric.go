@@ -17,8 +17,8 @@ import (
 	"vtepd/frr/witness"
 )
 
-// Topology is the lab's file, from this package's folder's parent.
-const Topology = "../containerlab/evpn-l2.clab.yml"
+// Addr parses an address that must be one.
+func Addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
 // Side is a leaf with the vtepd beside it.
 type Side struct {
@@ -29,8 +29,8 @@ type Side struct {
 
 // Sides are the two leaves of a lab.
 func Sides(l *lab.Lab) (one, two *Side) {
-	return &Side{Leaf: l.Node("leaf1"), Sidecar: l.Node("vtepd1"), Loopback: netip.MustParseAddr("10.0.0.1")},
-		&Side{Leaf: l.Node("leaf2"), Sidecar: l.Node("vtepd2"), Loopback: netip.MustParseAddr("10.0.0.2")}
+	return &Side{Leaf: l.Node("leaf1"), Sidecar: l.Node("vtepd1"), Loopback: Addr("10.0.0.1")},
+		&Side{Leaf: l.Node("leaf2"), Sidecar: l.Node("vtepd2"), Loopback: Addr("10.0.0.2")}
 }
 
 // Start starts vtepd as the topology says.
