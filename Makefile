@@ -16,12 +16,15 @@ bin/demo: e2e/demo FORCE
 	$(static)
 
 test: build
+	@bin/vmrun setup
 	@bin/suite test
 
 e2e: build
+	@bin/vmrun setup
 	@bin/suite e2e -run '$(RUN)' -frr '$(FRR)'
 
 demo: build bin/demo
+	@bin/vmrun setup
 	@bin/vmrun run -frr '$(or $(FRR),trixie)' -- bin/demo
 
 bench: bin/suite

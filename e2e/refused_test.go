@@ -84,11 +84,11 @@ func TestRefused(t *testing.T) {
 		says   []string
 	}{
 		{"unknown key", func(c *fabric.Config) { c.More = "vnid: {}\n" }, status.Invalid, []string{at, "vnid"}},
-		{"parent missing", func(c *fabric.Config) { c.Parent = "eth9" }, status.Refused, []string{at + "6:", "endpoints.vtep0.ipvlan.parent: no link eth9 in the router's namespace; links there: "}},
-		{"parent down", func(c *fabric.Config) { c.Parent = "down0" }, status.Refused, []string{at + "6:", "down0 is down; set it up first"}},
+		{"parent missing", func(c *fabric.Config) { c.Parent = "eth9" }, status.Refused, []string{at + "7:", "endpoints.vtep0.ipvlan.parent: no link eth9 in the router's namespace; links there: "}},
+		{"parent down", func(c *fabric.Config) { c.Parent = "down0" }, status.Refused, []string{at + "7:", "down0 is down; set it up first"}},
 		{"parent is a bridge port", func(c *fabric.Config) { c.Parent = "port0" }, status.Refused, []string{"port0 is a port of bridge lan0, and the kernel lets no ipvlan onto a bridge port"}},
 		{"ipvlan in another mode", func(c *fabric.Config) { c.Parent = "l2p" }, status.Refused, []string{"l2p has the ipvlan l2c in mode l2"}},
-		{"address on a foreign link", func(c *fabric.Config) { c.Address = "{static: 10.0.2.50}" }, status.Refused, []string{at + "7:", "10.0.2.50 is on mine0 already, which vtepd doesn't own"}},
+		{"address on a foreign link", func(c *fabric.Config) { c.Address = "{static: 10.0.2.50}" }, status.Refused, []string{at + "8:", "10.0.2.50 is on mine0 already, which vtepd doesn't own"}},
 		{"VNI on a foreign VXLAN", func(c *fabric.Config) { c.MoreVNIs = "  999: {endpoint: vtep0, bridge: brx}\n" }, status.Refused, []string{"vnis.999: VNI 999 is on vxlan999 already, which vtepd didn't make"}},
 		{"foreign bridge of the name", func(c *fabric.Config) { c.MoreVNIs = "  4000: {endpoint: vtep0}\n" }, status.Refused, []string{"the name br4000 is taken by a link that vtepd didn't make (a bridge)"}},
 		{"VTEP of another router", func(c *fabric.Config) { c.Address = fabric.Prefer("10.0.0.12") }, status.Refused, []string{"10.0.0.12/32 is announced by another router already: peer 10.0.0.100 (router id 10.0.0.100), originated by 10.0.0.2"}},
@@ -99,7 +99,7 @@ func TestRefused(t *testing.T) {
 			bad := one
 			c.break_(&bad)
 			s.must(s.one.Drop(bad.YAML()))
-			_, err := s.one.Settle(ctx, c.name, says(c.want, c.says...))
+			_, err := s.one.Settle(s.within(time.Minute), c.name, says(c.want, c.says...))
 			s.must(err)
 			if now := state(); now != before {
 				t.Errorf("something was touched:\n%s\nbefore:\n%s", now, before)

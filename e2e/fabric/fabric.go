@@ -4,7 +4,6 @@ package fabric
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -90,14 +89,9 @@ func (s *Side) VTEPD(ctx context.Context, args ...string) (string, error) {
 	return s.Sidecar.Exec(ctx, append([]string{"/usr/bin/vtepd", "--socket", "/run/vtepd.sock"}, args...)...)
 }
 
-// Status asks the daemon.
+// Status asks the daemon, over its socket in the sidecar.
 func (s *Side) Status(ctx context.Context) (status.Snapshot, error) {
-	var snap status.Snapshot
-	out, err := s.VTEPD(ctx, "status", "-o", "json")
-	if err == nil {
-		err = json.Unmarshal([]byte(out), &snap)
-	}
-	return snap, err
+	return status.Fetch(ctx, s.Sidecar.Path("/run/vtepd.sock"))
 }
 
 // Settle waits until the daemon's status is as want says.
@@ -197,11 +191,12 @@ func withoutOurs(config string) string {
 	var out []string
 	skip := false
 	for line := range strings.Lines(config) {
-		switch {
+		switch word := strings.TrimSpace(line); {
+		case word == "!": // between blocks: as many as there are blocks
 		case strings.HasPrefix(line, "route-map VTEPD "):
 			skip = true
 		case skip:
-			skip = strings.TrimSpace(line) != "exit" && strings.TrimSpace(line) != "!"
+			skip = word != "exit"
 		case strings.Contains(line, "route-map VTEPD") && strings.HasPrefix(strings.TrimSpace(line), "network "):
 		default:
 			out = append(out, line)
