@@ -54,7 +54,11 @@ func Routes(d Daemon) func(*http.ServeMux) {
 				return
 			}
 			var srcs []config.Source
-			if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody)).Decode(&srcs); err != nil || len(srcs) == 0 {
+			err = json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody)).Decode(&srcs)
+			if err == nil && len(srcs) == 0 {
+				err = errors.New("the list is empty")
+			}
+			if err != nil {
 				http.Error(w, fmt.Sprintf("no config files in the request: %v", err), http.StatusBadRequest)
 				return
 			}
