@@ -27,7 +27,6 @@ type Daemon struct {
 	orders     chan order
 	decide     chan bool
 	generation uint64 // live
-	netns      []string
 	told       string // what was logged last: one line a transition
 	backoff    time.Duration
 	repairs    damper
@@ -108,20 +107,27 @@ func (d *Daemon) recover(ctx context.Context) error {
 		r, done := d.runner(rec.Plan, time.Minute)
 		r.Lost = rec.Place != d.Journal.Place
 		err := r.Recover(ctx, *rec)
-		if err == nil {
+		failed, ok := errors.AsType[*txn.Error](err)
+		switch {
+		case err == nil:
 			done("recovered")
-			if rec.Forward() {
-				d.generation = rec.Plan.Generation
+			last, err := d.Journal.Committed() // it may have been confirmed just now
+			if err != nil {
+				return err
+			}
+			d.generation = last.Generation
+			if rec.Rejected() {
+				return d.reject(rec.Plan.Dropped, txn.ErrUnconfirmed)
 			}
 			return nil
-		}
-		if errors.Is(err, txn.ErrStopped) {
+		case errors.Is(err, txn.ErrStopped):
 			return nil
-		}
-		if e, ok := errors.AsType[*txn.Error](err); ok && e.Degraded == nil { // it was still to be confirmed, and wasn't
+		case ok && failed.Degraded == nil: // it was still to be confirmed
 			done("rolled back")
-			srcs, _ := config.Read(d.Config) // what can't be read has no fingerprint
-			return d.reject(history.Fingerprint(srcs), err)
+			if unconfirmed(err) {
+				return d.reject(rec.Plan.Dropped, err)
+			}
+			return nil
 		}
 		d.degraded(err)
 		select {
@@ -160,16 +166,14 @@ func (d *Daemon) reconcile(ctx context.Context) time.Duration {
 		return 0
 	}
 	cfg := w.cfg
-	repair, err := d.verified(w)
-	if err != nil {
+	if w.repair, err = d.verified(w); err != nil {
 		d.settle(status.Refused, err.Error())
 		return d.later()
 	}
-	if repair {
-		w.confirm = 0 // nobody asked for a change
+	if w.repair {
+		w.confirm = 0
 	}
 	d.Board.Update(func(s *status.Snapshot) { s.Node = cfg.Node.Name })
-	d.netns = namespaces(cfg)
 	prep, err := Prepare(ctx, d.Ports, cfg, w.confirm)
 	switch {
 	case ctx.Err() != nil:
@@ -185,25 +189,21 @@ func (d *Daemon) reconcile(ctx context.Context) time.Duration {
 		for _, r := range prep.Refusals {
 			w.why = append(w.why, r.Error())
 		}
-		d.settle(w.condition(status.Refused), w.why...)
-		return d.later()
-	case !prep.Plan.Empty() && repair:
-		if wait := d.repairs.wait(time.Now()); wait > 0 {
-			msg := fmt.Sprintf("somebody else keeps changing what is vtepd's: repaired %d times, next in %s", d.repairs.count, wait.Round(time.Second))
-			d.settle(status.Degraded, append(w.why, append([]string{msg}, state.Diff(prep.Plan.Old, prep.Plan.New)...)...)...)
-			return wait
+		c := status.Refused
+		if w.repair { // what ran already can run again once what it stood on is back
+			c = status.Waiting
 		}
-		d.say(slog.LevelWarn, "repairing", strings.Join(state.Diff(prep.Plan.Old, prep.Plan.New), "\n"))
-		return d.carryOut(ctx, prep.Plan, w)
+		d.settle(w.condition(c), w.why...)
+		return d.later()
 	case !prep.Plan.Empty():
 		return d.carryOut(ctx, prep.Plan, w)
 	}
 	d.live(prep.Plan.New)
 	if len(prep.Ailing) > 0 {
 		d.settle(w.condition(status.Waiting), append(w.why, prep.Ailing...)...)
-		return 0
+		return auditEvery
 	}
-	if !repair && !w.invalid { // a config that changes nothing is verified too
+	if !w.repair && !w.invalid { // a config that changes nothing is verified too
 		if err := d.History.Add(d.generation, w.sources); err != nil {
 			d.settle(status.Degraded, err.Error())
 			return d.later()
@@ -229,10 +229,20 @@ func (d *Daemon) carryOut(ctx context.Context, p plan.Plan, w wanted) time.Durat
 	if wait := time.Until(d.failedUntil); key == d.failed && wait > 0 {
 		return wait
 	}
+	if w.repair {
+		diff := state.Diff(p.Old, p.New)
+		if wait := d.repairs.wait(time.Now()); wait > 0 {
+			msg := fmt.Sprintf("somebody else keeps changing what is vtepd's: repaired %d times, next in %s", d.repairs.count, wait.Round(time.Second))
+			d.settle(status.Degraded, slices.Concat(w.why, []string{msg}, diff)...)
+			return wait
+		}
+		d.say(slog.LevelWarn, "repairing", strings.Join(diff, "\n"))
+	}
 	d.say(slog.LevelInfo, "transaction", fmt.Sprintf("generation %d, %d steps", p.Generation, len(p.Steps)))
 	for _, n := range p.Notes {
 		d.Log.Info("note", "generation", p.Generation, "note", n)
 	}
+	p.Dropped = w.dropped
 	r, done := d.runner(p, w.cfg.Transaction.Timeout)
 	err := r.Run(ctx, p)
 	var failed *txn.Error
@@ -259,7 +269,7 @@ func (d *Daemon) carryOut(ctx context.Context, p plan.Plan, w wanted) time.Durat
 		return lookFirst
 	}
 	done("rolled back")
-	if errors.Is(err, txn.ErrUnconfirmed) || errors.Is(err, txn.ErrRejected) {
+	if unconfirmed(err) {
 		if err := d.reject(w.dropped, err); err != nil {
 			d.degraded(err)
 			return d.later()
@@ -323,9 +333,14 @@ func (d *Daemon) runner(p plan.Plan, timeout time.Duration) (r *txn.Runner, done
 		d.Log.Info("transaction ended", "generation", p.Generation, "result", result, "took", time.Since(began).Round(time.Millisecond))
 	}
 	return &txn.Runner{
-		Kernel: d.Kernel, FRR: d.FRR, Ledger: d.Ledger, Journal: d.Journal, Netns: d.netns, Timeout: timeout, Report: event,
+		Kernel: d.Kernel, FRR: d.FRR, Ledger: d.Ledger, Journal: d.Journal, Netns: namespacesOf(p), Timeout: timeout, Report: event,
 		Decide: d.decide,
 	}, done
+}
+
+// unconfirmed reports whether a transaction was undone for want of a confirmation.
+func unconfirmed(err error) bool {
+	return errors.Is(err, txn.ErrUnconfirmed) || errors.Is(err, txn.ErrRejected)
 }
 
 func (d *Daemon) logEvent(gen uint64, e txn.Event) {
@@ -348,9 +363,6 @@ func (d *Daemon) settle(c status.Condition, msgs ...string) {
 	level := slog.LevelInfo
 	if c != status.Idle {
 		level = slog.LevelWarn
-	}
-	if c == status.Idle || c == status.Invalid {
-		d.backoff = 0
 	}
 	d.say(level, string(c), strings.Join(msgs, "\n"))
 	d.Board.Update(func(s *status.Snapshot) { s.Condition, s.Messages, s.Failure = c, msgs, nil })
@@ -375,8 +387,9 @@ func (d *Daemon) say(level slog.Level, what, why string) {
 	}
 }
 
-// live puts the state that is live on the board.
+// live puts the state that is live on the board. Nothing is waited for then.
 func (d *Daemon) live(s state.State) {
+	d.backoff = 0
 	var endpoints []status.Endpoint
 	for _, l := range s.Endpoints() {
 		addr := l.Addrs[0]

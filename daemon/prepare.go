@@ -161,6 +161,18 @@ func namespaces(cfg *config.Config) []string {
 	return slices.Compact(out)
 }
 
+// namespacesOf are those that the parents of p's endpoints are in, sorted: the ones that were looked at when p was made.
+func namespacesOf(p plan.Plan) []string {
+	var out []string
+	for _, l := range slices.Concat(p.Old.Links, p.New.Links) {
+		if l.ParentNetns != "" {
+			out = append(out, l.ParentNetns)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
 // hosts are the host routes of addrs, sorted.
 func hosts(addrs map[string]netip.Addr) []netip.Prefix {
 	var out []netip.Prefix

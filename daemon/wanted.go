@@ -16,6 +16,7 @@ type wanted struct {
 	sources []config.Source
 	dropped string   // fingerprint of the dropped files, "" when they can't be read
 	invalid bool     // what was dropped has problems; why has them
+	repair  bool     // it is what was verified last: nobody asked for a change
 	why     []string // for people
 	confirm time.Duration
 }
@@ -32,12 +33,16 @@ func (w wanted) condition(c status.Condition) status.Condition {
 // verified last. An error is one of the history's.
 func (d *Daemon) wanted() (wanted, error) {
 	srcs, readErr := config.Read(d.Config)
-	w := wanted{sources: srcs, dropped: history.Fingerprint(srcs)}
+	w := wanted{sources: srcs}
+	if readErr == nil {
+		w.dropped = history.Fingerprint(srcs)
+	}
 	pin, err := d.History.Pinned()
 	if err != nil {
 		return w, err
 	}
-	if pin != nil && pin.Over != w.dropped {
+	// Files that are away for a moment, as while somebody replaces them, are not others.
+	if pin != nil && pin.Over != w.dropped && readErr == nil {
 		if err := d.History.SetPin(nil); err != nil {
 			return w, err
 		}

@@ -76,6 +76,15 @@ func (r Record) Unconfirmed() time.Time {
 	return r.Marks[len(r.Marks)-1].Deadline
 }
 
+// Rejected reports whether the way back had begun from a confirmation that was waited for: it was refused, or not given.
+func (r Record) Rejected() bool {
+	asked := false
+	for _, m := range r.Marks {
+		asked = asked || !m.Deadline.IsZero()
+	}
+	return asked && !r.Forward() && r.Unconfirmed().IsZero()
+}
+
 // Forward reports whether the point of no return is passed.
 func (r Record) Forward() bool {
 	for _, m := range r.Marks {

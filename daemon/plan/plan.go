@@ -43,6 +43,8 @@ type Plan struct {
 	Steps       []Step       `json:"steps,omitempty"`
 	Disruptions []Disruption `json:"disruptions,omitempty"`
 	Notes       []string     `json:"notes,omitempty"` // what the plan leaves alone, and why
+	// Dropped is the fingerprint of the files that were there when the plan was carried out, for who takes it up again.
+	Dropped string `json:"dropped,omitempty"`
 }
 
 // Empty reports whether there is nothing to do.

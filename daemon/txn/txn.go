@@ -162,7 +162,11 @@ func (r *Runner) Recover(ctx context.Context, rec journal.Record) error {
 		return r.finish(ctx, rec.Plan, max(forward, rec.Begun()-1))
 	}
 	if deadline := rec.Unconfirmed(); !deadline.IsZero() {
-		if err := r.step(ctx, rec.Plan, rec.Begun()-1, deadline); err != nil {
+		err := errGone // nothing is there that could be confirmed
+		if !r.Lost {
+			err = r.step(ctx, rec.Plan, rec.Begun()-1, deadline)
+		}
+		if err != nil {
 			return r.failed(ctx, rec.Plan, rec.Begun()-1, err)
 		}
 		return r.proven(ctx, rec.Plan, forward)
@@ -194,6 +198,8 @@ func (r *Runner) step(ctx context.Context, p plan.Plan, k int, deadline time.Tim
 var (
 	ErrUnconfirmed = errors.New("not confirmed before the deadline")
 	ErrRejected    = errors.New("told to go back")
+
+	errGone = fmt.Errorf("%w: the network namespace was replaced before", ErrUnconfirmed)
 )
 
 // confirm waits for a word until the deadline.
