@@ -108,9 +108,10 @@ type fataler interface {
 func (w *world) facts(t fataler) string {
 	t.Helper()
 	var b strings.Builder
+	type fields dataplane.Link // a Link prints its name alone
 	for _, l := range w.kernel.Links() {
 		l.Group = 0
-		fmt.Fprintf(&b, "%+v\n", l)
+		fmt.Fprintf(&b, "%+v\n", fields(l))
 	}
 	o, err := w.frr.Observe(context.Background(), frr.Query{Config: true, VNIs: true, Type3: true})
 	if err != nil {

@@ -32,6 +32,7 @@ import (
 // running is a daemon at work on a world, in a bubble of synthetic time.
 type running struct {
 	*world
+	d     *Daemon
 	t     *testing.T
 	state string // the directory of the journal
 	file  string // the config
@@ -100,11 +101,11 @@ func (r *running) start() {
 	ctx, stop := context.WithCancel(r.t.Context())
 	r.board, r.log, r.stop, r.done = &status.Board{}, &logged{}, stop, make(chan error, 1)
 	r.hints = make(chan struct{}, 1)
-	d := New(Options{
+	r.d = New(Options{
 		Ports: r.ports, Config: r.file, Hints: r.hints, History: history.In(filepath.Join(r.state, "history")),
 		Board: r.board, Log: slog.New(r.log),
 	})
-	go func() { r.done <- d.Run(ctx) }()
+	go func() { r.done <- r.d.Run(ctx) }()
 	synctest.Wait()
 }
 
