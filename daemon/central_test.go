@@ -3,17 +3,22 @@ package daemon
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"pgregory.net/rapid"
 
+	"vtepd/alloc"
 	"vtepd/alloc/memstore"
 	"vtepd/daemon/config"
 	"vtepd/daemon/journal"
@@ -28,22 +33,26 @@ import (
 
 // world is a router in memory: a kernel, FRR that sees it, a ledger and a journal on disk.
 type world struct {
-	kernel *fake.Kernel
-	frr    *frrtest.Fake
-	ports  Ports
-	foes   []dataplane.Link // the operator's links
+	dir     string // of the journal
+	kernel  *fake.Kernel
+	frr     *frrtest.Fake
+	store   *memstore.Store
+	ports   Ports
+	foes    []dataplane.Link // the operator's links
+	confirm time.Duration    // of every plan
 }
 
 var remoteVTEP = netip.MustParseAddr("10.255.9.9")
 
 func newWorld(dir string) *world {
-	w := &world{kernel: fake.New(), frr: frrtest.New(65001, netip.MustParseAddr("10.0.0.1"))}
+	w := &world{dir: dir, kernel: fake.New(), frr: frrtest.New(65001, netip.MustParseAddr("10.0.0.1")), store: memstore.New().Open()}
 	w.foes = []dataplane.Link{
 		{Name: "eth1", Up: true, MTU: 1500, Addrs: []netip.Prefix{netip.MustParsePrefix("10.1.0.1/30")}},
 		{Name: "eth2", Up: true, MTU: 9000},
 		{Name: "lan0", Kind: dataplane.Bridge, Up: true, MTU: 1500},
 	}
 	w.kernel.Add(w.foes...)
+	w.kernel.AddNetns("host", dataplane.Link{Name: "up0", Up: true, MTU: 1500})
 	w.kernel.OnPing(func(_, to netip.Addr) bool { return to == remoteVTEP })
 	w.frr.SetEVPN(true)
 	w.frr.SetNetworks(frr.Network{Prefix: netip.MustParsePrefix("192.0.2.0/24")})
@@ -62,7 +71,7 @@ func newWorld(dir string) *world {
 		}
 		return out
 	})
-	ledger, err := NewLedger(memstore.New().Open())
+	ledger, err := NewLedger(w.store)
 	if err != nil {
 		panic(err)
 	}
@@ -70,8 +79,11 @@ func newWorld(dir string) *world {
 	return w
 }
 
-func (w *world) runner(j txn.Journal) *txn.Runner {
-	return &txn.Runner{Kernel: w.kernel, FRR: w.frr, Ledger: w.ports.Ledger, Journal: j}
+// runner says yes to a change that waits for it.
+func (w *world) runner(j txn.Journal, netns ...string) *txn.Runner {
+	yes := make(chan bool, 1)
+	yes <- true
+	return &txn.Runner{Kernel: w.kernel, FRR: w.frr, Ledger: w.ports.Ledger, Journal: j, Netns: netns, Decide: yes}
 }
 
 // plan prepares text, which must be a config that can be reached.
@@ -80,7 +92,7 @@ func (w *world) plan(text string) (plan.Plan, error) {
 	if err != nil {
 		return plan.Plan{}, err
 	}
-	p, err := Prepare(context.Background(), w.ports, cfg, 0)
+	p, err := Prepare(context.Background(), w.ports, cfg, w.confirm)
 	if err == nil && len(p.Refusals)+len(p.Waiting) > 0 {
 		err = fmt.Errorf("refused: %v %v", p.Refusals, p.Waiting)
 	}
@@ -92,7 +104,7 @@ func (w *world) reach(t fataler, text string) {
 	t.Helper()
 	p, err := w.plan(text)
 	if err == nil && !p.Empty() {
-		err = w.runner(w.ports.Journal).Run(context.Background(), p)
+		err = w.runner(w.ports.Journal, namespacesOf(p)...).Run(context.Background(), p)
 	}
 	if err != nil {
 		t.Fatalf("%v\n%s", err, text)
@@ -132,7 +144,7 @@ func (w *world) facts(t fataler) string {
 func drawConfig(t *rapid.T, label string) string {
 	var b strings.Builder
 	b.WriteString("version: 1\nnode: {name: r1, index: 7}\npools:\n  p4: {addresses: [10.255.0.0/28]}\nvlanBridge: {name: br-evpn}\n")
-	placements := []string{"ipvlan: {parent: eth1}", "ipvlan: {parent: eth2}", "loopback: {}"}
+	placements := []string{"ipvlan: {parent: eth1}", "ipvlan: {parent: eth2}", "ipvlan: {parent: up0, parentNetns: host}", "loopback: {}"}
 	addresses := []string{"{pool: p4}", "{pool: p4, prefer: 10.255.0.%d}", "{static: 10.254.0.%d}", "{cidr: 10.253.%d.0/24, from: index}"}
 	n := rapid.IntRange(0, 3).Draw(t, label+" endpoints")
 	if n > 0 {
@@ -181,7 +193,7 @@ func pair(t *rapid.T, dir func() string) (a, b string) {
 			t.Skipf("not reachable: %v", err) // an address that moves between two endpoints of one parent, for one
 		}
 		if !p.Empty() {
-			if err := w.runner(w.ports.Journal).Run(context.Background(), p); err != nil {
+			if err := w.runner(w.ports.Journal, namespacesOf(p)...).Run(context.Background(), p); err != nil {
 				t.Fatalf("%v\n--- a\n%s--- b\n%s", err, a, b)
 			}
 		}
@@ -202,139 +214,443 @@ func memoryDir(t *testing.T) string {
 
 var errInjected = fmt.Errorf("injected: %w", syscall.EBUSY)
 
+// tally counts the cases of the central test by how they ended.
+type tally struct{ ran, a, b int }
+
+// centralPairs is how many pairs the central test draws unless -rapid.checks says so.
+const centralPairs = "25"
+
 // TestCentral: for random a and b, whatever fails on the way from a to b, the router is in a again; whatever kills the
-// daemon on the way, the next one brings it to a or to b; and getting there with nothing in the way leads to b, from which
-// nothing is left to do.
+// daemon on the way, and the next one on its way back, the one after brings it to a or to b; what can't be undone is named,
+// and undone when it can be; and getting there with nothing in the way leads to b, from which nothing is left to do.
 func TestCentral(t *testing.T) {
+	given := map[string]bool{}
+	flag.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	for name, value := range map[string]string{"rapid.checks": centralPairs, "rapid.seed": fmt.Sprint(rand.Uint64())} {
+		if f := flag.Lookup(name); !given[name] {
+			was := f.Value.String()
+			if err := f.Value.Set(value); err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = f.Value.Set(was) }() // it was its value
+		}
+	}
+	t.Logf("central: -rapid.checks=%s -rapid.seed=%s", flag.Lookup("rapid.checks").Value, flag.Lookup("rapid.seed").Value)
+	var sum tally
 	synctest.Test(t, func(st *testing.T) {
-		rapid.Check(t, func(t *rapid.T) {
-			dir := func() string { return memoryDir(st) }
-			a, b := pair(t, dir)
-			fresh := func() *world { w := newWorld(dir()); w.reach(t, a); return w }
-
-			w := fresh()
-			inA := w.facts(t)
-			ops, edits := w.kernel.Ops(), w.frr.Seen()
-			w.reach(t, b)
-			inB := w.facts(t)
-			ops, edits = w.kernel.Ops()-ops, w.frr.Seen()-edits
-			if p, err := w.plan(b); err != nil || !p.Empty() {
-				t.Fatalf("after b there is still this to do (%v):\n%s", err, p)
-			}
-			for _, l := range w.foes {
-				if got, _ := dataplane.Find(w.kernel.Links(), l.Name); !got.Same(l) {
-					t.Fatalf("the operator's %s was changed: %+v", l.Name, got)
-				}
-			}
-
-			for k := 1; k <= ops; k++ {
-				w := fresh()
-				w.kernel.FailAt(w.kernel.Ops()+k, errInjected)
-				w.check(t, b, fmt.Sprintf("kernel op %d refused", k), inA, inB)
-			}
-			for k := 1; k <= edits; k++ {
-				w := fresh()
-				w.frr.FailAt(k, errors.New("% injected"))
-				w.check(t, b, fmt.Sprintf("FRR edit %d refused", k), inA, inB)
-			}
-			for k := 1; k <= ops; k++ {
-				for _, when := range []fake.When{fake.Before, fake.After} {
-					w := fresh()
-					at := w.kernel.Ops() + k
-					w.kernel.OnOp(func(n int, side fake.When, _ dataplane.Op) {
-						if n == at && side == when {
-							panic(killed{})
-						}
-					})
-					w.kill(t, b, fmt.Sprintf("killed at kernel op %d (%v)", k, when), w.ports.Journal, inA, inB)
-				}
-			}
-			for k := 1; k <= edits; k++ {
-				w := fresh()
-				at := w.frr.Seen() + k
-				w.frr.OnEdit(func(n int, _ frr.Edit) {
-					if n == at {
-						panic(killed{})
-					}
-				})
-				w.kill(t, b, fmt.Sprintf("killed at FRR edit %d", k), w.ports.Journal, inA, inB)
-			}
-			for k, more := 0, true; more; k++ {
-				for _, after := range []bool{false, true} {
-					w := fresh()
-					j := &deadly{Journal: w.ports.Journal, at: k, after: after}
-					w.kill(t, b, fmt.Sprintf("killed around journal write %d (after: %t)", k, after), j, inA, inB)
-					more = j.fired
-				}
-			}
-		})
+		rapid.Check(t, func(t *rapid.T) { central(t, &sum, func() string { return memoryDir(st) }) })
 	})
+	t.Logf("fake=%d ended_a=%d ended_b=%d between=%d", sum.ran, sum.a, sum.b, sum.ran-sum.a-sum.b)
+	if sum.a == 0 || sum.b == 0 {
+		t.Error("the cases are not what they should be")
+	}
 }
 
-// check runs the way to b, in which something was made to fail, and holds the outcome against what it may be.
-func (w *world) check(t *rapid.T, b, what, inA, inB string) {
-	t.Helper()
+// central is one pair.
+func central(t *rapid.T, sum *tally, dir func() string) {
+	a, b := pair(t, dir)
+	var confirm time.Duration
+	if rapid.Bool().Draw(t, "confirm") {
+		confirm = time.Minute
+	}
+	fresh := func() *world {
+		w := newWorld(dir())
+		w.reach(t, a)
+		w.confirm = confirm
+		return w
+	}
+
+	w := fresh()
+	inA := w.facts(t)
 	p, err := w.plan(b)
 	if err != nil {
-		t.Fatalf("%s: %v", what, err)
+		t.Fatalf("%v", err)
 	}
-	err = w.runner(w.ports.Journal).Run(context.Background(), p)
-	var failed *txn.Error
-	if errors.As(err, &failed) && failed.Degraded != nil {
-		t.Fatalf("%s: degraded: %v", what, err)
+	if p.Empty() {
+		return
 	}
-	want := inA
-	if err == nil {
-		want = inB // the failure came past the point of no return, and was retried
+	ops, edits := w.kernel.Ops(), w.frr.Seen()
+	w.reach(t, b)
+	inB := w.facts(t)
+	ops, edits = w.kernel.Ops()-ops, w.frr.Seen()-edits
+	if p, err := w.plan(b); err != nil || !p.Empty() {
+		t.Fatalf("after b there is still this to do (%v):\n%s", err, p)
 	}
-	if got := w.facts(t); got != want {
-		t.Fatalf("%s (%v):\ngot\n%swant\n%s%s", what, err, got, want, p)
+	for _, l := range w.foes {
+		if got, _ := dataplane.Find(w.kernel.Links(), l.Name); !got.Same(l) {
+			t.Fatalf("the operator's %s was changed: %+v", l.Name, got)
+		}
 	}
-	w.clean(t, what)
+	c := cases{T: t, tally: sum, b: b, inA: inA, inB: inB}
+
+	for k := 1; k <= ops; k++ {
+		refuse := func() *world { w := fresh(); w.kernel.FailAt(w.kernel.Ops()+k, errInjected); return w }
+		c.refused(refuse(), fmt.Sprintf("kernel op %d refused", k), nil)
+		c.stuck(refuse(), fmt.Sprintf("kernel op %d refused, and the first undo", k), nil, -1)
+	}
+	for k := 1; k <= edits; k++ {
+		refuse := func() *world { w := fresh(); w.frr.FailAt(k, errors.New("% injected")); return w }
+		c.refused(refuse(), fmt.Sprintf("FRR edit %d refused", k), nil)
+		c.stuck(refuse(), fmt.Sprintf("FRR edit %d refused, and the first undo", k), nil, -1)
+	}
+	for k, s := range p.Steps {
+		if s.Undo != nil {
+			noForward := func(_ int, m journal.Mark, write func() error) error {
+				if m.Forward {
+					return syscall.ENOSPC
+				}
+				return write()
+			}
+			c.stuck(fresh(), fmt.Sprintf("the last mark refused, and the undo of step %d", k+1), noForward, k)
+		}
+	}
+	for k := 1; k <= ops; k++ {
+		for _, when := range []fake.When{fake.Before, fake.After} {
+			w := fresh()
+			at := w.kernel.Ops() + k
+			w.kernel.OnOp(func(n int, side fake.When, _ dataplane.Op) {
+				if n == at && side == when {
+					panic(killed{})
+				}
+			})
+			c.killed(w, fmt.Sprintf("killed at kernel op %d (%v)", k, when), nil, k%2 == 0)
+		}
+	}
+	for k := 1; k <= edits; k++ {
+		w := fresh()
+		at := w.frr.Seen() + k
+		w.frr.OnEdit(func(n int, _ frr.Edit) {
+			if n == at {
+				panic(killed{})
+			}
+		})
+		c.killed(w, fmt.Sprintf("killed at FRR edit %d", k), nil, k%2 == 0)
+	}
+	for k, more := 0, true; more; k++ {
+		for name, at := range map[string]func(*world, func() error) error{
+			"before": func(*world, func() error) error { panic(killed{}) },
+			"torn":   func(w *world, write func() error) error { w.torn(t, write); panic(killed{}) },
+			"after": func(_ *world, write func() error) error {
+				if err := write(); err != nil {
+					return err
+				}
+				panic(killed{})
+			},
+		} {
+			w := fresh()
+			more = false
+			c.killed(w, fmt.Sprintf("killed %s journal write %d", name, k), func(n int, _ journal.Mark, write func() error) error {
+				if n != k {
+					return write()
+				}
+				more = true
+				return at(w, write)
+			}, k%2 == 0)
+		}
+		c.refused(fresh(), fmt.Sprintf("journal write %d failed", k), func(n int, _ journal.Mark, write func() error) error {
+			if n == k {
+				return syscall.ENOSPC
+			}
+			return write()
+		})
+		var full time.Time
+		c.refused(fresh(), fmt.Sprintf("the disk is full for a while from journal write %d on", k), func(n int, m journal.Mark, write func() error) error {
+			if n == k {
+				full = time.Now()
+			}
+			if n >= k && m != (journal.Mark{}) && time.Since(full) < 20*time.Second { // a file can be removed from a full disk
+				return syscall.ENOSPC
+			}
+			return write()
+		})
+		for at, again := k%4, true; again; at += 4 {
+			again = c.killedTwice(fresh(), k, at)
+		}
+	}
+}
+
+// tap is a journal whose writes, numbered from 0, go through a function. The mark is zero for those that make and remove the
+// file, and for the commit.
+type tap struct {
+	*journal.Journal
+	n  int
+	on func(n int, m journal.Mark, write func() error) error
+}
+
+func (j *tap) write(m journal.Mark, do func() error) error {
+	n := j.n
+	j.n++
+	if j.on == nil {
+		return do()
+	}
+	return j.on(n, m, do)
+}
+
+func (j *tap) Begin(p plan.Plan) error {
+	return j.write(journal.Mark{}, func() error { return j.Journal.Begin(p) })
+}
+
+func (j *tap) Mark(m journal.Mark) error {
+	return j.write(m, func() error { return j.Journal.Mark(m) })
+}
+
+func (j *tap) Commit(c journal.Committed) error {
+	return j.write(journal.Mark{}, func() error { return j.Journal.Commit(c) })
+}
+func (j *tap) End() error { return j.write(journal.Mark{}, j.Journal.End) }
+
+// torn is a line of the journal whose end didn't reach the disk. What isn't a line is written whole or not at all.
+func (w *world) torn(t fataler, write func() error) {
+	t.Helper()
+	file := filepath.Join(w.dir, "journal")
+	size := func() int64 {
+		info, err := os.Stat(file)
+		if err != nil {
+			return 0
+		}
+		return info.Size()
+	}
+	before := size()
+	if err := write(); err != nil {
+		t.Fatalf("%v", err)
+	}
+	if after := size(); after > before {
+		if err := os.Truncate(file, after-(after-before+1)/2); err != nil {
+			t.Fatalf("%v", err)
+		}
+	}
 }
 
 // killed is the panic that stands for the death of the process.
 type killed struct{}
 
-// kill runs the way to b up to the death of the daemon, and starts another one.
-func (w *world) kill(t *rapid.T, b, what string, j txn.Journal, inA, inB string) {
-	t.Helper()
-	p, err := w.plan(b)
-	if err != nil {
-		t.Fatalf("%s: %v", what, err)
-	}
-	if p.Empty() {
-		return
-	}
-	func() {
-		defer func() {
-			if r := recover(); r != nil && r != (killed{}) {
-				panic(r)
-			}
-		}()
-		if err := w.runner(j).Run(context.Background(), p); err != nil {
-			t.Fatalf("%s: %v", what, err)
+// until runs f, and reports whether it died.
+func until(f func()) (died bool) {
+	defer func() {
+		if r := recover(); r == (killed{}) {
+			died = true
+		} else if r != nil {
+			panic(r)
 		}
 	}()
-	w.kernel.Restart()
-	w.frr.OnEdit(nil)
+	f()
+	return false
+}
+
+// cases are those of one pair.
+type cases struct {
+	*rapid.T
+	*tally
+	b, inA, inB string
+}
+
+// begin is the plan to b, and a runner for it whose journal is tapped.
+func (c *cases) begin(w *world, what string, on func(int, journal.Mark, func() error) error) (plan.Plan, *txn.Runner) {
+	c.Helper()
+	p, err := w.plan(c.b)
+	if err != nil {
+		c.Fatalf("%s: %v", what, err)
+	}
+	return p, w.runner(&tap{Journal: w.ports.Journal, on: on}, namespacesOf(p)...)
+}
+
+// ended holds the end of a case against a and b.
+func (c *cases) ended(w *world, what string, may ...string) {
+	c.Helper()
+	got := w.facts(c)
+	c.ran++
+	switch {
+	case !slices.Contains(may, got):
+		c.Fatalf("%s: between the states:\ngot\n%sa\n%sb\n%s--- b\n%s", what, got, c.inA, c.inB, c.b)
+	case got == c.inA:
+		c.a++
+	default:
+		c.tally.b++
+	}
+	w.clean(c, what)
+}
+
+// refused: something fails on the way to b.
+func (c *cases) refused(w *world, what string, on func(int, journal.Mark, func() error) error) {
+	c.Helper()
+	p, x := c.begin(w, what, on)
+	err := x.Run(context.Background(), p)
+	var failed *txn.Error
+	if errors.As(err, &failed) && failed.Degraded != nil {
+		if on == nil { // the journal worked
+			c.Fatalf("%s: degraded: %v", what, err)
+		}
+		c.recover(w, what, nil)
+		err = failed
+	}
+	if err == nil {
+		c.ended(w, what, c.inB) // the failure came past the point of no return, and was retried
+		return
+	}
+	c.ended(w, what, c.inA)
+}
+
+// recover is the next daemon, on what the last one left; died is when it dies in its turn.
+func (c *cases) recover(w *world, what string, no func(*txn.Runner)) (err error) {
+	c.Helper()
 	rec, err := w.ports.Journal.Load()
 	if err != nil {
-		t.Fatalf("%s: %v", what, err)
+		c.Fatalf("%s: %v", what, err)
 	}
-	if rec != nil {
-		if err := w.runner(w.ports.Journal).Recover(context.Background(), *rec); err != nil {
-			t.Fatalf("%s: recovery after %d of %d steps: %v\n%s", what, rec.Begun(), len(p.Steps), err, p)
+	if rec == nil {
+		return nil
+	}
+	x := w.runner(&tap{Journal: w.ports.Journal}, namespacesOf(rec.Plan)...)
+	if no != nil {
+		no(x)
+		return x.Recover(context.Background(), *rec)
+	}
+	if err := x.Recover(context.Background(), *rec); err != nil && !(unconfirmed(err) && errors.As(err, new(*txn.Error)) && !degraded(err)) {
+		c.Fatalf("%s: recovery after %d of %d steps: %v\n%s", what, rec.Begun(), len(rec.Plan.Steps), err, rec.Plan)
+	}
+	return nil
+}
+
+func degraded(err error) bool {
+	e, ok := errors.AsType[*txn.Error](err)
+	return !ok || e.Degraded != nil
+}
+
+// stuck: something fails on the way to b, and then the undo of a step (-1: the first that has something to do) fails too. The
+// object is named; once it can be undone, it is.
+func (c *cases) stuck(w *world, what string, on func(int, journal.Mark, func() error) error, step int) {
+	c.Helper()
+	p, x := c.begin(w, what, on)
+	refuse := w.refuseUndo(step)
+	x.Report = refuse
+	err := x.Run(context.Background(), p)
+	if err == nil {
+		c.ended(w, what, c.inB)
+		return
+	}
+	failed, ok := errors.AsType[*txn.Error](err)
+	if !ok {
+		c.Fatalf("%s: %v", what, err)
+	}
+	if failed.Degraded == nil { // nothing was there to undo
+		c.ended(w, what, c.inA)
+		return
+	}
+	named := ""
+	if e, ok := errors.AsType[*dataplane.OpError](failed.Degraded); ok {
+		named = e.Op.Object()
+	} else if e, ok := errors.AsType[*frr.EditError](failed.Degraded); ok {
+		named = e.Edit.Object()
+	} else if errors.Is(failed.Degraded, alloc.ErrUnavailable) {
+		named = "giving back 10.255.0."
+	}
+	if text := failed.Error(); named == "" || !strings.Contains(text, "; going back failed: undo of ") || !strings.Contains(text, named) {
+		c.Fatalf("%s: %q isn't named: %v", what, named, failed)
+	}
+	again := c.recover(w, what, func(x *txn.Runner) { x.Report = refuse })
+	if again == nil || !degraded(again) {
+		c.Fatalf("%s: recovered from what is still in the way: %v", what, again)
+	}
+	c.recover(w, what, nil)
+	c.ended(w, what, c.inA)
+}
+
+// refuseUndo makes the first change of the undo of a step (-1: of each) fail, wherever it is.
+func (w *world) refuseUndo(step int) func(txn.Event) {
+	at := 0
+	return func(e txn.Event) {
+		switch {
+		case !e.Undo || step >= 0 && e.Step != step:
+		case e.Done:
+			w.kernel.FailAt(at, nil)
+			w.frr.FailAt(1, nil)
+			w.store.Fail = nil
+		default:
+			at = w.kernel.Ops() + 1
+			w.kernel.FailAt(at, errInjected)
+			w.frr.FailAt(1, errors.New("% injected"))
+			w.store.Fail = func(op, _ string) error {
+				if op == "create" || op == "update" || op == "delete" {
+					return errInjected
+				}
+				return nil
+			}
 		}
 	}
-	if got := w.facts(t); got != inA && got != inB {
-		t.Fatalf("%s: between the states:\ngot\n%sa\n%sb\n%s%s", what, got, inA, inB, p)
+}
+
+// killed: the daemon dies on the way to b, and another one starts, to which nobody says yes if silent.
+func (c *cases) killed(w *world, what string, on func(int, journal.Mark, func() error) error, silent bool) {
+	c.Helper()
+	p, x := c.begin(w, what, on)
+	until(func() {
+		if err := x.Run(context.Background(), p); err != nil {
+			c.Fatalf("%s: %v", what, err)
+		}
+	})
+	w.kernel.Restart()
+	w.frr.OnEdit(nil)
+	if silent {
+		err := c.recover(w, what, func(x *txn.Runner) { x.Decide = nil })
+		if err != nil && (!unconfirmed(err) || degraded(err)) {
+			c.Fatalf("%s: %v", what, err)
+		}
 	}
-	w.clean(t, what)
+	c.recover(w, what, nil)
+	c.ended(w, what, c.inA, c.inB)
+}
+
+// killedTwice: the daemon dies after journal write k, the next one at its event of number at, and a third one starts. It
+// returns whether the second one died.
+func (c *cases) killedTwice(w *world, k, at int) bool {
+	c.Helper()
+	what := fmt.Sprintf("killed after journal write %d, and at event %d of the recovery", k, at)
+	p, x := c.begin(w, what, func(n int, _ journal.Mark, write func() error) error {
+		err := write()
+		if n == k {
+			panic(killed{})
+		}
+		return err
+	})
+	until(func() {
+		if err := x.Run(context.Background(), p); err != nil {
+			c.Fatalf("%s: %v", what, err)
+		}
+	})
+	w.kernel.Restart()
+	n := 0
+	event := func() {
+		if n++; n > at {
+			panic(killed{})
+		}
+	}
+	w.kernel.OnOp(func(int, fake.When, dataplane.Op) { event() })
+	w.frr.OnEdit(func(int, frr.Edit) { event() })
+	died := until(func() {
+		err := c.recover(w, what, func(x *txn.Runner) {
+			x.Journal = &tap{Journal: w.ports.Journal, on: func(_ int, _ journal.Mark, write func() error) error {
+				event()
+				err := write()
+				event()
+				return err
+			}}
+			if k%2 == 0 {
+				x.Decide = nil
+			}
+		})
+		if err != nil && (!unconfirmed(err) || degraded(err)) {
+			c.Fatalf("%s: %v", what, err)
+		}
+	})
+	w.kernel.Restart()
+	w.frr.OnEdit(nil)
+	c.recover(w, what, nil)
+	c.ended(w, what, c.inA, c.inB)
+	return died
 }
 
 // clean: no journal is left, and what is committed is what is there.
-func (w *world) clean(t *rapid.T, what string) {
+func (w *world) clean(t fataler, what string) {
 	t.Helper()
 	if rec, err := w.ports.Journal.Load(); err != nil || rec != nil {
 		t.Fatalf("%s: the journal is still there: %v", what, err)
@@ -347,7 +663,7 @@ func (w *world) clean(t *rapid.T, what string) {
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
-	k, err := w.kernel.Observe(context.Background(), nil)
+	k, err := w.kernel.Observe(context.Background(), []string{"host"})
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
@@ -355,35 +671,3 @@ func (w *world) clean(t *rapid.T, what string) {
 		t.Fatalf("%s: the committed state isn't there: %v", what, diff)
 	}
 }
-
-// deadly is a journal whose write of number at, from 0, is the daemon's last.
-type deadly struct {
-	*journal.Journal
-	at, n int
-	after bool
-	fired bool
-}
-
-func (d *deadly) write(f func() error) error {
-	n := d.n
-	d.n++
-	if n != d.at {
-		return f()
-	}
-	d.fired = true
-	if d.after {
-		if err := f(); err != nil {
-			return err
-		}
-	}
-	panic(killed{})
-}
-
-func (d *deadly) Begin(p plan.Plan) error { return d.write(func() error { return d.Journal.Begin(p) }) }
-func (d *deadly) Mark(m journal.Mark) error {
-	return d.write(func() error { return d.Journal.Mark(m) })
-}
-func (d *deadly) Commit(c journal.Committed) error {
-	return d.write(func() error { return d.Journal.Commit(c) })
-}
-func (d *deadly) End() error { return d.write(d.Journal.End) }

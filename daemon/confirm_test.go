@@ -29,8 +29,8 @@ const (
 	notInTime    = "confirm: step 8: not confirmed before the deadline; everything is as it was"
 )
 
-// until is what the board says while a change waits to be confirmed for 60s from now.
-func until() string {
+// inAMinute is what the board says while a change waits to be confirmed for 60s from now.
+func inAMinute() string {
 	return "waiting for `vtepd confirm` until " + time.Now().Add(time.Minute).Format(time.DateTime) + "; without it everything goes back"
 }
 
@@ -44,7 +44,7 @@ func (r *running) unconfirmed() (facts, says string) {
 	r.t.Helper()
 	r.write(firstVNI)
 	r.start()
-	facts, says = r.facts(r.t), until()
+	facts, says = r.facts(r.t), inAMinute()
 	r.log.took()
 	r.drop(movedConfirm)
 	r.is(status.Unconfirmed, says)
@@ -160,7 +160,7 @@ func TestUnconfirmedFirst(t *testing.T) {
 	in(t, func(t *testing.T, r *running) {
 		facts := r.facts(t)
 		r.write(movedConfirm)
-		says := until()
+		says := inAMinute()
 		r.start()
 		r.is(status.Unconfirmed, says)
 		r.after(time.Minute)
@@ -235,7 +235,7 @@ func TestStopWhileWaiting(t *testing.T) {
 		if rec, err := r.ports.Journal.Load(); rec != nil || err != nil {
 			t.Errorf("%v, %v", rec, err)
 		}
-		says := until()
+		says := inAMinute()
 		r.start()
 		r.is(status.Unconfirmed, says)
 	})
@@ -247,7 +247,7 @@ func (r *running) killedWaiting() (facts, says string) {
 	r.write(firstVNI)
 	r.start()
 	r.halt()
-	facts, says = r.facts(r.t), until()
+	facts, says = r.facts(r.t), inAMinute()
 	r.write(movedConfirm)
 	r.killedAt(func(e txn.Event) bool { return e.Phase == plan.Confirm })
 	if r.vtep() != at2 {
@@ -272,8 +272,8 @@ func (r *running) killedAt(when func(txn.Event) bool) {
 		r.t.Fatal(err, prep)
 	}
 	prep.Plan.Dropped = history.Fingerprint(srcs)
-	x := r.runner(r.ports.Journal)
-	x.Netns = namespacesOf(prep.Plan)
+	x := r.runner(r.ports.Journal, namespacesOf(prep.Plan)...)
+	x.Decide = nil
 	x.Report = func(e txn.Event) {
 		if when(e) {
 			panic(killed{})
@@ -362,7 +362,7 @@ func TestKilledAndStopped(t *testing.T) {
 		r.is(status.Unconfirmed, says)
 		r.halt()
 		r.same(facts)
-		says = until()
+		says = inAMinute()
 		r.start()
 		r.is(status.Unconfirmed, says)
 	})
@@ -568,7 +568,7 @@ func TestApply(t *testing.T) {
 		r.start()
 		facts := r.facts(t)
 		srcs := []config.Source{{File: "/root/try.yaml", Data: []byte(moved)}}
-		says := until()
+		says := inAMinute()
 		if err := r.d.Apply(t.Context(), srcs, time.Minute); err != nil {
 			t.Fatal(err)
 		}
@@ -604,7 +604,7 @@ func TestApply(t *testing.T) {
 		}
 		// What the file itself says about confirmation holds where nothing else is said.
 		srcs[0].Data = []byte(movedConfirm)
-		says = until()
+		says = inAMinute()
 		if err := r.d.Apply(t.Context(), srcs, 0); err != nil {
 			t.Fatal(err)
 		}
