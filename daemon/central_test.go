@@ -475,13 +475,8 @@ func (c *cases) refused(w *world, what string, on func(int, journal.Mark, func()
 	c.Helper()
 	p, x := c.begin(w, what, on)
 	err := x.Run(context.Background(), p)
-	var failed *txn.Error
-	if errors.As(err, &failed) && failed.Degraded != nil {
-		if on == nil { // the journal worked
-			c.Fatalf("%s: degraded: %v", what, err)
-		}
-		c.recover(w, what, nil)
-		err = failed
+	if err != nil && degraded(err) { // not even a full disk is in the way of going back
+		c.Fatalf("%s: degraded: %v", what, err)
 	}
 	if err == nil {
 		c.ended(w, what, c.inB) // the failure came past the point of no return, and was retried
@@ -490,8 +485,9 @@ func (c *cases) refused(w *world, what string, on func(int, journal.Mark, func()
 	c.ended(w, what, c.inA)
 }
 
-// recover is the next daemon, on what the last one left; died is when it dies in its turn.
-func (c *cases) recover(w *world, what string, no func(*txn.Runner)) (err error) {
+// recover is the next daemon, on what the last one left, after with, which may be nil, has changed its runner. A change that
+// wasn't confirmed is undone without a failure.
+func (c *cases) recover(w *world, what string, with func(*txn.Runner)) error {
 	c.Helper()
 	rec, err := w.ports.Journal.Load()
 	if err != nil {
@@ -500,15 +496,22 @@ func (c *cases) recover(w *world, what string, no func(*txn.Runner)) (err error)
 	if rec == nil {
 		return nil
 	}
-	x := w.runner(&tap{Journal: w.ports.Journal}, namespacesOf(rec.Plan)...)
-	if no != nil {
-		no(x)
-		return x.Recover(context.Background(), *rec)
+	x := w.runner(w.ports.Journal, namespacesOf(rec.Plan)...)
+	if with != nil {
+		with(x)
 	}
-	if err := x.Recover(context.Background(), *rec); err != nil && !(unconfirmed(err) && errors.As(err, new(*txn.Error)) && !degraded(err)) {
-		c.Fatalf("%s: recovery after %d of %d steps: %v\n%s", what, rec.Begun(), len(rec.Plan.Steps), err, rec.Plan)
+	if err := x.Recover(context.Background(), *rec); err != nil && (!unconfirmed(err) || degraded(err)) {
+		return fmt.Errorf("recovery after %d of %d steps: %w\n%s", rec.Begun(), len(rec.Plan.Steps), err, rec.Plan)
 	}
 	return nil
+}
+
+// recovered is a recovery with nothing in the way.
+func (c *cases) recovered(w *world, what string, with func(*txn.Runner)) {
+	c.Helper()
+	if err := c.recover(w, what, with); err != nil {
+		c.Fatalf("%s: %v", what, err)
+	}
 }
 
 func degraded(err error) bool {
@@ -547,11 +550,10 @@ func (c *cases) stuck(w *world, what string, on func(int, journal.Mark, func() e
 	if text := failed.Error(); named == "" || !strings.Contains(text, "; going back failed: undo of ") || !strings.Contains(text, named) {
 		c.Fatalf("%s: %q isn't named: %v", what, named, failed)
 	}
-	again := c.recover(w, what, func(x *txn.Runner) { x.Report = refuse })
-	if again == nil || !degraded(again) {
-		c.Fatalf("%s: recovered from what is still in the way: %v", what, again)
+	if c.recover(w, what, func(x *txn.Runner) { x.Report = refuse }) == nil {
+		c.Fatalf("%s: recovered from what is still in the way", what)
 	}
-	c.recover(w, what, nil)
+	c.recovered(w, what, nil)
 	c.ended(w, what, c.inA)
 }
 
@@ -590,13 +592,11 @@ func (c *cases) killed(w *world, what string, on func(int, journal.Mark, func() 
 	})
 	w.kernel.Restart()
 	w.frr.OnEdit(nil)
-	if silent {
-		err := c.recover(w, what, func(x *txn.Runner) { x.Decide = nil })
-		if err != nil && (!unconfirmed(err) || degraded(err)) {
-			c.Fatalf("%s: %v", what, err)
+	c.recovered(w, what, func(x *txn.Runner) {
+		if silent {
+			x.Decide = nil
 		}
-	}
-	c.recover(w, what, nil)
+	})
 	c.ended(w, what, c.inA, c.inB)
 }
 
@@ -627,7 +627,7 @@ func (c *cases) killedTwice(w *world, k, at int) bool {
 	w.kernel.OnOp(func(int, fake.When, dataplane.Op) { event() })
 	w.frr.OnEdit(func(int, frr.Edit) { event() })
 	died := until(func() {
-		err := c.recover(w, what, func(x *txn.Runner) {
+		c.recovered(w, what, func(x *txn.Runner) {
 			x.Journal = &tap{Journal: w.ports.Journal, on: func(_ int, _ journal.Mark, write func() error) error {
 				event()
 				err := write()
@@ -638,13 +638,10 @@ func (c *cases) killedTwice(w *world, k, at int) bool {
 				x.Decide = nil
 			}
 		})
-		if err != nil && (!unconfirmed(err) || degraded(err)) {
-			c.Fatalf("%s: %v", what, err)
-		}
 	})
 	w.kernel.Restart()
 	w.frr.OnEdit(nil)
-	c.recover(w, what, nil)
+	c.recovered(w, what, nil)
 	c.ended(w, what, c.inA, c.inB)
 	return died
 }

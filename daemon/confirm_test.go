@@ -29,6 +29,9 @@ const (
 	notInTime    = "confirm: step 8: not confirmed before the deadline; everything is as it was"
 )
 
+// goingBack is longer than the new endpoint drains for when a swap is undone.
+const goingBack = 1100 * time.Millisecond
+
 // inAMinute is what the board says while a change waits to be confirmed for 60s from now.
 func inAMinute() string {
 	return "waiting for `vtepd confirm` until " + time.Now().Add(time.Minute).Format(time.DateTime) + "; without it everything goes back"
@@ -111,6 +114,7 @@ func TestUnconfirmed(t *testing.T) {
 		r.after(59 * time.Second)
 		r.is(status.Unconfirmed, says)
 		r.after(time.Second)
+		r.after(goingBack)
 		r.is(status.Failed, notInTime)
 		r.same(facts)
 		if s, _ := r.board.Get(); s.Generation != 1 || s.Transaction.Result != "rolled back" || s.Failure.Phase != plan.Confirm {
@@ -186,6 +190,7 @@ func TestAnotherFileMeanwhile(t *testing.T) {
 		r.write(movedBack)
 		r.hints <- struct{}{}
 		r.after(time.Minute)
+		r.after(goingBack)
 		r.is(status.Idle)
 		if r.vtep() != at1 {
 			t.Errorf("the VTEP is %s", r.vtep())
@@ -215,9 +220,10 @@ func TestRollbackWhileWaiting(t *testing.T) {
 		}
 		r.after(0)
 		const why = "confirm: step 8: told to go back; everything is as it was"
+		r.after(goingBack)
 		r.is(status.Failed, why)
 		r.same(facts)
-		if took := time.Since(began); took > 0 {
+		if took := time.Since(began); took > goingBack {
 			t.Errorf("after %s", took)
 		}
 		r.after(time.Minute)
@@ -303,6 +309,7 @@ func TestKilledWhileWaiting(t *testing.T) {
 		r.after(39 * time.Second)
 		r.is(status.Unconfirmed, says)
 		r.after(time.Second)
+		r.after(goingBack)
 		r.is(status.Idle, undone(notInTime))
 		r.same(facts)
 		r.after(10 * time.Minute)
@@ -349,6 +356,7 @@ func TestKilledAndLate(t *testing.T) {
 		facts, _ := r.killedWaiting()
 		r.after(time.Hour)
 		r.start()
+		r.after(goingBack)
 		r.is(status.Idle, undone(notInTime))
 		r.same(facts)
 	})
@@ -378,6 +386,7 @@ func TestKilledGoingBack(t *testing.T) {
 		r.write(movedConfirm)
 		r.killedAt(func(e txn.Event) bool { return e.Undo && e.Phase == plan.Announce })
 		r.start()
+		r.after(goingBack)
 		r.is(status.Idle, undone("not confirmed before the deadline"))
 		r.same(facts)
 		r.after(10 * time.Minute)
@@ -392,9 +401,9 @@ func TestUnconfirmedDegraded(t *testing.T) {
 		facts, _ := r.unconfirmed()
 		gone := fmt.Errorf("bgpd: %w: EOF", frr.ErrUnreachable)
 		r.frr.SetUnreachable(gone)
-		r.after(time.Minute)
+		r.after(2*time.Minute + time.Second) // the deadline, and how long the way back waits for BGP to follow
 		s, _ := r.board.Get()
-		const back = "undo of announce: step 4: bgpd: FRR can't be reached: EOF"
+		const back = "undo of swap: step 6: not so after 1m0s: bgpd: FRR can't be reached: EOF"
 		if s.Condition != status.Degraded || len(s.Messages) != 1 || !strings.Contains(s.Messages[0], back) {
 			t.Fatalf("%s: %q", s.Condition, s.Messages)
 		}
@@ -479,6 +488,7 @@ func TestRecoverElsewhere(t *testing.T) {
 		r.killedAt(func(e txn.Event) bool { return e.Phase == plan.Verify })
 		r.write(there.Replace(firstVNI))
 		r.start()
+		r.after(goingBack)
 		r.is(status.Idle)
 		r.same(facts)
 	})
@@ -575,6 +585,7 @@ func TestApply(t *testing.T) {
 		r.after(0)
 		r.is(status.Unconfirmed, says)
 		r.after(time.Minute)
+		r.after(goingBack)
 		r.is(status.Failed, notInTime)
 		r.after(time.Minute)
 		r.is(status.Idle, undone(notInTime))

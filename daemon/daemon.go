@@ -66,6 +66,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		return err
 	}
 	d.generation = last.Generation
+	d.live(last.State)
 	if err := d.recover(ctx); err != nil || ctx.Err() != nil {
 		return err
 	}
@@ -102,7 +103,11 @@ func (d *Daemon) recover(ctx context.Context) error {
 	msg := fmt.Sprintf("%s the transaction of generation %d that was left after %d of %d steps",
 		word, rec.Plan.Generation, rec.Begun(), len(rec.Plan.Steps))
 	d.Log.Info("recovering", "generation", rec.Plan.Generation, "what", msg)
-	d.Board.Update(func(s *status.Snapshot) { s.Condition, s.Messages = status.Recovering, []string{msg} })
+	d.Board.Update(func(s *status.Snapshot) {
+		if s.Condition != status.Degraded { // what is in the way says more
+			s.Condition, s.Messages = status.Recovering, []string{msg}
+		}
+	})
 	for wait := lookFirst; ; wait = min(2*wait, lookMost) {
 		r, done := d.runner(rec.Plan, time.Minute)
 		r.Lost = rec.Place != d.Journal.Place

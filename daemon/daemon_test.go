@@ -401,6 +401,7 @@ func TestHoldOff(t *testing.T) {
 		})
 		r.drop(moved)
 		const why = "swap: step 6: set vxlan100: injected: device or resource busy; everything is as it was"
+		r.after(goingBack)
 		r.is(status.Failed, why)
 		s, _ := r.board.Get()
 		if diff := cmp.Diff(&status.Failure{Phase: plan.Swap, Step: 6, Object: "vxlan100", Message: "set vxlan100: injected: device or resource busy"}, s.Failure); diff != "" {
@@ -585,6 +586,7 @@ func TestLeftovers(t *testing.T) {
 			t.Fatalf("the VTEP is %s: nothing to recover from", r.vtep())
 		}
 		r.start()
+		r.after(goingBack)
 		r.is(status.Idle)
 		if r.vtep() != at1 {
 			t.Errorf("the VTEP is %s", r.vtep())

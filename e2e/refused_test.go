@@ -223,8 +223,13 @@ func TestRolledBack(t *testing.T) {
 	drop("10.0.0.42")
 	failed(plan.Announce, "network 10.0.0.42/32", "% BGP: injected refusal")
 	s.must(p.Close())
+	s.must(s.one.Drop(one.YAML())) // the refused file would be carried out by a new daemon
+	_, err := s.one.Settle(ctx, "is content with the file before", idleOn("10.0.0.11"))
+	s.must(err)
 	s.must(s.one.Proc.Stop(ctx))
 	s.must(s.one.Start(ctx))
+	_, err = s.one.Settle(ctx, "is there again", idleOn("10.0.0.11"))
+	s.must(err)
 
 	t.Log("the route is never sent: the operator's policy denies it")
 	s.must(s.one.Leaf.Configure(ctx, "ip prefix-list NOT43 seq 5 deny 10.0.0.43/32", "ip prefix-list NOT43 seq 10 permit any",

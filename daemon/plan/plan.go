@@ -58,7 +58,7 @@ type Step struct {
 	Undo  *Action `json:"undo,omitempty"`
 }
 
-// Action is one thing to do: exactly one field is set.
+// Action is one thing to do: exactly one field is set, or Kernel, Await and Drain, done in this order.
 type Action struct {
 	Acquire   []alloc.Proposal `json:"acquire,omitempty"`   // take these values
 	Unacquire []alloc.Proposal `json:"unacquire,omitempty"` // the inverse: the ledger as it was
@@ -89,6 +89,9 @@ type Await struct {
 	Retiring *state.State `json:"retiring,omitempty"`
 	// Own are host routes that count as vtepd's beside those of State: one that is still there is a leftover.
 	Own []netip.Prefix `json:"own,omitempty"`
+	// VTEPs: each of these VXLANs is in zebra with its local address, and in BGP as a type-3 route that was sent to every
+	// established peer.
+	VTEPs []dataplane.Link `json:"vteps,omitempty"`
 	// Gone: BGP originates no type-3 route for these VNIs.
 	Gone []uint32 `json:"gone,omitempty"`
 }
@@ -419,7 +422,33 @@ func swap(d diff, in Input) []Step {
 		g := group(in.Generation, groupBridge)
 		add(dataplane.Op{Verb: dataplane.GroupUp, Group: g}, dataplane.Op{Verb: dataplane.GroupDown, Group: g})
 	}
-	return one(Swap, Action{Kernel: do}, &Action{Kernel: undo})
+	back := Action{Kernel: undo}
+	back.Await, back.Drain = goBack(d, in)
+	return one(Swap, Action{Kernel: do}, &back)
+}
+
+// goBack is what follows the inverse of a swap: remote VTEPs go on sending to the new address until BGP has told them of
+// the old one again, so the new endpoint stays until then, and until it is quiet.
+func goBack(d diff, in Input) (w *Await, drain *Drained) {
+	var to []netip.Prefix
+	for _, c := range d.set {
+		if c.new.Kind == dataplane.VXLAN && c.old.Up && c.old.Local.IsValid() && c.old.Local != c.new.Local {
+			if w == nil {
+				w = &Await{}
+			}
+			w.VTEPs = append(w.VTEPs, c.old)
+			to = append(to, netip.PrefixFrom(c.new.Local, c.new.Local.BitLen()))
+		}
+	}
+	for _, l := range d.addEndpoints {
+		if slices.ContainsFunc(l.Addrs, func(p netip.Prefix) bool { return slices.Contains(to, p) }) {
+			if drain == nil {
+				drain = &Drained{Quiet: in.Drain.Quiet, Limit: in.Drain.Limit}
+			}
+			drain.Links = append(drain.Links, l.Name)
+		}
+	}
+	return w, drain
 }
 
 // clash reports whether a new or changed VXLAN takes the place of l on its bridge.
@@ -569,6 +598,9 @@ func (a Action) Lines() []string {
 		if w.State != nil {
 			add("prove the new state in the kernel, in FRR's tables and in BGP: %d links, %d VNIs, %d host routes",
 				len(w.State.Links), len(w.State.VXLANs()), len(w.State.Routes))
+		}
+		if len(w.VTEPs) > 0 {
+			add("wait until BGP has %d VNIs on their VTEPs again, and has told every established peer", len(w.VTEPs))
 		}
 		if len(w.Gone) > 0 {
 			add("wait until FRR has withdrawn %d VNIs", len(w.Gone))

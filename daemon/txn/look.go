@@ -25,9 +25,9 @@ func equal(a, b []uint64) bool { return b != nil && slices.Equal(a, b) }
 func (r *Runner) look(ctx context.Context, w plan.Await) ([]string, error) {
 	q := frr.Query{
 		Config:   w.State != nil,
-		Sessions: len(w.Announced) > 0 || w.State != nil,
-		VNIs:     w.State != nil,
-		Type3:    w.State != nil || len(w.Gone) > 0 || len(w.Reachable) > 0,
+		Sessions: len(w.Announced) > 0 || w.State != nil || len(w.VTEPs) > 0,
+		VNIs:     w.State != nil || len(w.VTEPs) > 0,
+		Type3:    w.State != nil || len(w.VTEPs) > 0 || len(w.Gone) > 0 || len(w.Reachable) > 0,
 		Prefixes: w.Announced,
 	}
 	f, err := r.FRR.Observe(ctx, q)
@@ -35,6 +35,9 @@ func (r *Runner) look(ctx context.Context, w plan.Await) ([]string, error) {
 		return nil, err
 	}
 	unmet := append(notAnnounced(w.Announced, f), notGone(w.Gone, f)...)
+	for _, l := range w.VTEPs {
+		unmet = append(unmet, notInFRR(l, f)...)
+	}
 	if w.State != nil {
 		more, err := r.notState(ctx, w, f)
 		if err != nil {

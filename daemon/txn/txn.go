@@ -71,7 +71,7 @@ type Runner struct {
 const (
 	defaultTimeout = 60 * time.Second
 	// undoTimeout bounds a whole rollback, under a context that cancellation doesn't reach.
-	undoTimeout = 60 * time.Second
+	undoTimeout = 3 * time.Minute
 	// poll is how often a condition is looked at that FRR gives no event for.
 	poll = 100 * time.Millisecond
 	// lastDrain bounds the drain of a daemon that was told to stop.
@@ -338,11 +338,19 @@ func (r *Runner) do(ctx context.Context, a plan.Action) error {
 	case a.Stage != nil:
 		return r.Kernel.Stage(ctx, a.Stage.Links, a.Stage.Proofs)
 	case len(a.Kernel) > 0:
-		return r.Kernel.Apply(ctx, a.Kernel)
+		if err := r.Kernel.Apply(ctx, a.Kernel); err != nil {
+			return err
+		}
 	case len(a.FRR) > 0:
 		return r.FRR.Apply(ctx, a.FRR)
-	case a.Await != nil:
-		return r.await(ctx, *a.Await)
+	}
+	if a.Await != nil {
+		if err := r.await(ctx, *a.Await); err != nil {
+			return err
+		}
+	}
+	if a.Drain != nil {
+		return r.drain(ctx, ctx, *a.Drain)
 	}
 	return nil
 }

@@ -184,7 +184,8 @@ func (d *demo) refusedByFRR(ctx context.Context) error {
 		}
 		return d.fail(ctx, bad, plan.Announce)
 	})
-	return errors.Join(err, p.Close(), d.restart(ctx))
+	// The refused file would be carried out by a new daemon.
+	return errors.Join(err, p.Close(), d.one.Drop(d.config.YAML()), d.restart(ctx))
 }
 
 func (d *demo) reparent(ctx context.Context) error {
@@ -211,8 +212,8 @@ func (d *demo) restart(ctx context.Context) error {
 		return err
 	}
 	_, err := d.one.Settle(ctx, "is there again", func(n status.Snapshot) error {
-		if n.Condition == status.Starting {
-			return errors.New("starting")
+		if n.Condition != status.Idle {
+			return errors.New("not idle")
 		}
 		return nil
 	})
