@@ -7,10 +7,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"vtepd/daemon/journal"
 	"vtepd/daemon/plan"
+	"vtepd/daemon/state"
 	"vtepd/daemon/txn"
-	"vtepd/dataplane"
 )
 
 // asking is a router whose change waits a minute to be confirmed.
@@ -22,6 +21,27 @@ func asking() (r *router, decide chan bool) {
 	decide = make(chan bool)
 	r.Decide = decide
 	return r, decide
+}
+
+// dies carries out the plan until it is killed as a step of the phase begins.
+func (r *router) dies(t *testing.T, at plan.Phase) {
+	t.Helper()
+	report := r.Report
+	r.Report = func(e txn.Event) {
+		if e.Phase == at {
+			panic(at)
+		}
+	}
+	func() {
+		defer func() {
+			if v := recover(); v != at {
+				t.Fatalf("recovered %v", v)
+			}
+		}()
+		t.Errorf("it wasn't killed: %v", r.Run(t.Context(), r.p))
+	}()
+	r.Report = report
+	r.kernel.Restart()
 }
 
 // waiting starts run and waits until it does.
@@ -57,36 +77,23 @@ func TestConfirm(t *testing.T) {
 			t.Run(c.name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					r, decide := asking()
-					run := func(ctx context.Context) error { return r.Run(ctx, r.p) }
 					deadline := time.Now().Add(time.Minute)
+					run := func(ctx context.Context) error { return r.Run(ctx, r.p) }
 					if later {
-						stopFirst, ended := waiting(t, run)
+						r.dies(t, plan.Confirm)
 						rec := *r.journal.rec
-						rec.Marks = append([]journal.Mark{}, rec.Marks...)
 						if got := rec.Unconfirmed(); !got.Equal(deadline) || rec.Rejected() {
 							t.Errorf("waits until %s, want %s", got, deadline)
 						}
-						at := r.kernel.Links()
-						stopFirst()
-						_ = ended() // what it undid on its way out is put back: it was killed
-						r.kernel.Restart()
-						r.kernel.Add(at...)
-						r.ledger.held = append(r.ledger.held, r.p.New.Claims...)
-						r.frr.SetNetworks(networks(host(oldVTEP), host(newVTEP))...)
-						r.journal.rec = &rec
-						r.events = nil
 						run = func(ctx context.Context) error { return r.Recover(ctx, rec) }
+						<-time.After(10 * time.Second)
 					}
-					time.Sleep(20 * time.Second)
-					began := time.Now()
 					stop, ended := waiting(t, run)
 					defer stop()
-					if !later {
-						time.Sleep(20 * time.Second)
-						began = time.Now()
-					}
+					<-time.After(time.Until(deadline) - 40*time.Second)
+					began := time.Now()
 					last := r.events[len(r.events)-1]
-					if later && !last.Deadline.Equal(deadline) || last.Phase != plan.Confirm || last.Done {
+					if !last.Deadline.Equal(deadline) || last.Phase != plan.Confirm || last.Done {
 						t.Errorf("%+v", last)
 					}
 					c.do(decide, stop)
@@ -105,8 +112,9 @@ func TestConfirm(t *testing.T) {
 					if !errors.As(err, &failed) || err.Error() != c.want || !errors.Is(err, c.is) || failed.Degraded != nil {
 						t.Errorf("got\n%v\nwant\n%s", err, c.want)
 					}
-					if took := time.Since(began); took != c.took {
-						t.Errorf("after %s, want %s", took, c.took)
+					quiet := time.Second // of the new endpoint, before it goes
+					if took := time.Since(began); took != c.took+quiet {
+						t.Errorf("after %s, want %s", took, c.took+quiet)
 					}
 					r.is(t, r.from)
 					if r.journal.rec != nil || len(r.journal.committed) > 0 {
@@ -116,4 +124,59 @@ func TestConfirm(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestLost: in another namespace than the record speaks of, the kernel's part of the way back is there already; FRR's and the
+// ledger's is done.
+func TestLost(t *testing.T) {
+	for _, at := range []plan.Phase{plan.Claim, plan.Stage, plan.Expose, plan.Announce, plan.Swap, plan.Verify, plan.Confirm} {
+		t.Run(string(at), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r, _ := asking()
+				r.dies(t, at)
+				for _, l := range r.kernel.Links() {
+					if l.Ours() {
+						r.kernel.Remove(l.Name)
+					}
+				}
+				r.Lost = true
+				began, ops := time.Now(), r.kernel.Ops()
+				err := r.Recover(t.Context(), *r.journal.rec)
+				if at != plan.Confirm && err != nil || at == plan.Confirm && !errors.Is(err, txn.ErrUnconfirmed) {
+					t.Error(err)
+				}
+				if at == plan.Confirm && err.Error() != "confirm: step 8: not confirmed before the deadline: the network namespace was replaced before; everything is as it was" {
+					t.Error(err)
+				}
+				if time.Since(began) > 0 || r.kernel.Ops() != ops {
+					t.Errorf("after %s and %d ops", time.Since(began), r.kernel.Ops()-ops)
+				}
+				r.is(t, state.State{Claims: r.from.Claims, Routes: r.from.Routes})
+				if r.journal.rec != nil {
+					t.Error("the journal is still there")
+				}
+			})
+		})
+	}
+}
+
+// TestLostForward: past the point of no return it is finished, in an empty namespace too.
+func TestLostForward(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRouter()
+		r.dies(t, plan.Drain)
+		for _, l := range r.kernel.Links() {
+			if l.Ours() {
+				r.kernel.Remove(l.Name)
+			}
+		}
+		r.Lost = true
+		if err := r.Recover(t.Context(), *r.journal.rec); err != nil {
+			t.Fatal(err)
+		}
+		r.is(t, state.State{Claims: r.p.New.Claims, Routes: r.p.New.Routes})
+		if r.journal.rec != nil || len(r.journal.committed) != 2 {
+			t.Errorf("%v, committed %v", r.journal.rec, r.journal.committed)
+		}
+	})
 }
