@@ -33,25 +33,38 @@ func within(t *testing.T, d time.Duration) context.Context {
 }
 
 // overlay makes VNI 100 on a leaf by hand, as vtepd will: the endpoint's
-// address, its host route, VXLAN and bridge, and as operator the host port.
+// address on lo, its host route, VXLAN and bridge, and as operator the host port.
 func overlay(ctx context.Context, leaf *Node, endpoint string) error {
-	if _, err := leaf.Exec(ctx, "ip", "addr", "add", endpoint+"/32", "dev", "lo"); err != nil {
+	if err := run(ctx, leaf, "ip addr add "+endpoint+"/32 dev lo"); err != nil {
 		return err
 	}
+	return overlayOn(ctx, leaf, endpoint)
+}
+
+// run runs commands, one after the other.
+func run(ctx context.Context, n *Node, commands ...string) error {
+	for _, c := range commands {
+		if _, err := n.Exec(ctx, strings.Fields(c)...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// overlayOn is overlay for an address that is there.
+func overlayOn(ctx context.Context, leaf *Node, endpoint string) error {
 	if err := leaf.Configure(ctx, "router bgp 65000", "address-family ipv4 unicast", "network "+endpoint+"/32"); err != nil {
 		return err
 	}
-	for _, c := range []string{
+	err := run(ctx, leaf,
 		"ip link add br100 type bridge",
-		"ip link add vxlan100 type vxlan id 100 local " + endpoint + " dstport 4789 nolearning",
+		"ip link add vxlan100 type vxlan id 100 local "+endpoint+" dstport 4789 nolearning",
 		"ip link set vxlan100 master br100",
 		"bridge link set dev vxlan100 learning off neigh_suppress on",
 		"ip link set vxlan100 up",
-		"ip link set br100 up",
-	} {
-		if _, err := leaf.Exec(ctx, strings.Fields(c)...); err != nil {
-			return err
-		}
+		"ip link set br100 up")
+	if err != nil {
+		return err
 	}
 	return leaf.Enslave(ctx, "eth3", "br100")
 }
@@ -66,7 +79,7 @@ func TestOverlay(t *testing.T) {
 				opt.GoBGP = []string{"spine"}
 			}
 			l := New(t, topology, opt)
-			ctx := within(t, 10*time.Minute)
+			ctx := within(t, 8*time.Minute)
 			if err := l.WaitBGP(ctx); err != nil {
 				t.Fatal(err)
 			}
@@ -192,7 +205,7 @@ func operator(ctx context.Context, t *testing.T, l *Lab) {
 // that an emptied flood list can't deliver is laid at the right door.
 func TestDaemons(t *testing.T) {
 	l := New(t, topology, Options{Roots: roots()})
-	ctx := within(t, 10*time.Minute)
+	ctx := within(t, 8*time.Minute)
 	leaf := l.Node("leaf2")
 	before, err := leaf.RunningConfig(ctx)
 	if err != nil {
@@ -264,6 +277,76 @@ func TestDaemons(t *testing.T) {
 	}
 	for _, loss := range report.Losses[:min(3, len(report.Losses))] {
 		t.Log(loss)
+	}
+}
+
+// An ipvlan endpoint is reached on either uplink, moves between them without a
+// loss, and outlives the other uplink.
+func TestUplinks(t *testing.T) {
+	l := New(t, topology, Options{GoBGP: []string{"spine"}})
+	ctx := within(t, 8*time.Minute)
+	if err := l.WaitBGP(ctx); err != nil {
+		t.Fatal(err)
+	}
+	leaf, spine := l.Node("leaf1"), l.Node("spine")
+	const endpoint = "10.255.0.11"
+	err := errors.Join(
+		run(ctx, leaf, "ip link add one link eth1 type ipvlan mode l3", "ip link set one up", "ip addr add "+endpoint+"/32 dev one"),
+		overlayOn(ctx, leaf, endpoint), overlay(ctx, l.Node("leaf2"), "10.255.0.12"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := func() *Traffic {
+		tr, err := l.StartTraffic(ctx, TrafficOptions{Ours: "leaf1", Flows: Between("host1", "172.16.100.1", "host2", "172.16.100.2")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tr
+	}
+	tr := start()
+	err = errors.Join(tr.WaitReceived(ctx, 50),
+		run(ctx, leaf, "ip link add two link eth2 type ipvlan mode l3", "ip link set two up", "ip addr add "+endpoint+"/32 dev two"),
+		tr.WaitReceived(ctx, 50), run(ctx, leaf, "ip link del one"), tr.WaitReceived(ctx, 50))
+	if err != nil {
+		t.Fatal(err)
+	}
+	report, err := tr.Stop(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Log(report)
+	if len(report.Losses) != 0 {
+		t.Errorf("moved from eth1 to eth2: %v", report.Losses)
+	}
+
+	// Its packets came by eth1 all the same; without that they come by eth2.
+	err = errors.Join(run(ctx, spine, "ip link set eth1 down"),
+		Eventually(ctx, "the way over eth2", func(ctx context.Context) error {
+			route, err := spine.Exec(ctx, "ip", "route", "get", endpoint)
+			if err == nil && !strings.Contains(route, "dev eth2") {
+				err = errors.New(route)
+			}
+			if err != nil {
+				return err
+			}
+			return run(ctx, leaf, "ping -c 1 -W 1 -I "+endpoint+" 10.255.0.12")
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr = start()
+	if err := tr.WaitReceived(ctx, 50); err != nil {
+		t.Fatal(err)
+	}
+	if report, err = tr.Stop(ctx); err != nil {
+		t.Fatal(err)
+	}
+	t.Log(report)
+	if len(report.Losses) != 0 {
+		t.Errorf("on eth2 alone: %v", report.Losses)
+	}
+	if err := l.WaitBGP(ctx); err != nil {
+		t.Errorf("BGP runs between loopbacks: %v", err)
 	}
 }
 
