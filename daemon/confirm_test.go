@@ -675,6 +675,11 @@ func TestLastGood(t *testing.T) {
 		r.kernel.Remove("eth1")
 		r.hint()
 		r.is(status.Invalid, append(slices.Clone(why), "FILE:4:38: endpoints.vtep0.ipvlan.parent: no link eth1 in the router's namespace; links there: eth2")...)
+		looks := r.kernel.Counts().Dumps
+		r.after(10 * time.Minute)
+		if n := r.kernel.Counts().Dumps - looks; n < 30 || n > 50 {
+			t.Errorf("looked %d times within 10m", n)
+		}
 		r.kernel.Add(r.foes[0])
 		r.hint()
 		r.is(status.Invalid, why...)
@@ -915,6 +920,14 @@ func TestParentGone(t *testing.T) {
 		}
 		r.kernel.Add(r.foes[0])
 		r.after(lookMost)
+		r.is(status.Idle)
+		r.same(facts)
+		// The next time it is looked for as soon as the first time.
+		r.kernel.Remove("eth1")
+		r.hint()
+		r.is(status.Waiting, why)
+		r.kernel.Add(r.foes[0])
+		r.after(lookFirst)
 		r.is(status.Idle)
 		r.same(facts)
 	})

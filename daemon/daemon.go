@@ -208,7 +208,7 @@ func (d *Daemon) reconcile(ctx context.Context) time.Duration {
 		d.settle(w.condition(status.Waiting), append(w.why, prep.Ailing...)...)
 		return auditEvery
 	}
-	if !w.repair && !w.invalid { // a config that changes nothing is verified too
+	if !w.repair { // a config that changes nothing is verified too
 		if err := d.History.Add(d.generation, w.sources); err != nil {
 			d.settle(status.Degraded, err.Error())
 			return d.later()
