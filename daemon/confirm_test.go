@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -793,15 +794,15 @@ func TestFight(t *testing.T) {
 		l, _ := dataplane.Find(r.kernel.Links(), "vxlan100")
 		foe := l
 		foe.Local = remoteVTEP
-		repairs := 0
+		var repairs atomic.Int32
 		r.kernel.OnOp(func(_ int, when fake.When, op dataplane.Op) {
 			if when == fake.After && op.Verb == dataplane.Set && op.Link.Name == "vxlan100" {
-				repairs++
+				repairs.Add(1)
 			}
 		})
 		// The other writer undoes each repair within 50 ms.
-		count := func(d time.Duration) int {
-			before := repairs
+		count := func(d time.Duration) int32 {
+			before := repairs.Load()
 			for end := time.Now().Add(d); time.Now().Before(end); {
 				if got, _ := dataplane.Find(r.kernel.Links(), "vxlan100"); got.Local != remoteVTEP {
 					r.kernel.Add(foe)
@@ -809,14 +810,14 @@ func TestFight(t *testing.T) {
 				}
 				r.after(50 * time.Millisecond)
 			}
-			return repairs - before
+			return repairs.Load() - before
 		}
 		if n := count(10 * time.Second); n < freeRepairs || n > freeRepairs+4 {
 			t.Errorf("%d repairs within 10s", n)
 		}
 		s, _ := r.board.Get()
 		if s.Condition != status.Degraded || len(s.Messages) != 2 ||
-			!strings.HasPrefix(s.Messages[0], fmt.Sprintf("somebody else keeps changing what is vtepd's: repaired %d times, next in ", repairs)) ||
+			!strings.HasPrefix(s.Messages[0], fmt.Sprintf("somebody else keeps changing what is vtepd's: repaired %d times, next in ", repairs.Load())) ||
 			s.Messages[1] != "link vxlan100 (vxlan of vni/100): local 10.255.9.9, wanted 10.255.0.1" {
 			t.Errorf("%s: %q", s.Condition, s.Messages)
 		}

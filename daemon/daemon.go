@@ -66,7 +66,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 		return err
 	}
 	d.generation = last.Generation
-	d.live(last.State)
+	if last.Generation > 0 {
+		d.live(last.State)
+	}
 	if err := d.recover(ctx); err != nil || ctx.Err() != nil {
 		return err
 	}
