@@ -21,8 +21,8 @@ import (
 
 const topology = "../../containerlab/evpn-l2.clab.yml"
 
-// roots lets these tests run on a machine's own kernel with the FRR of another
-// root, as they need neither ipvlan nor dummy: VTEPD_LAB_ROOT is its directory.
+// roots lets these tests, but that of ipvlan, run on a machine's own kernel with
+// the FRR of another root: VTEPD_LAB_ROOT is its directory.
 func roots() map[string]string { return map[string]string{"": os.Getenv("VTEPD_LAB_ROOT")} }
 
 func within(t *testing.T, d time.Duration) context.Context {
@@ -69,65 +69,80 @@ func overlayOn(ctx context.Context, leaf *Node, endpoint string) error {
 	return leaf.Enslave(ctx, "eth3", "br100")
 }
 
-// The topology comes up with FRR as its spine, and with GoBGP, and an overlay
-// made by hand between its leaves carries the hosts' traffic without a loss.
-func TestOverlay(t *testing.T) {
-	for _, spine := range []string{"FRR", "GoBGP"} {
-		t.Run(spine, func(t *testing.T) {
-			opt := Options{Roots: roots()}
-			if spine == "GoBGP" {
-				opt.GoBGP = []string{"spine"}
-			}
-			l := New(t, topology, opt)
-			ctx := within(t, 8*time.Minute)
-			if err := l.WaitBGP(ctx); err != nil {
-				t.Fatal(err)
-			}
-			mark := 0
-			if spine == "GoBGP" {
-				mark = l.Node("spine").Speaker().Len()
-			}
-			for leaf, endpoint := range map[string]string{"leaf1": "10.255.0.11", "leaf2": "10.255.0.12"} {
-				if err := overlay(ctx, l.Node(leaf), endpoint); err != nil {
-					t.Fatal(err)
+// With FRR as its spine, the topology carries an overlay made by hand, its
+// losses are laid at the right door, and its daemons come back.
+func TestFRR(t *testing.T) {
+	l := New(t, topology, Options{Roots: roots()})
+	ctx := within(t, 8*time.Minute)
+	if err := l.WaitBGP(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(overlay(ctx, l.Node("leaf1"), "10.255.0.11"), overlay(ctx, l.Node("leaf2"), "10.255.0.12")); err != nil {
+		t.Fatal(err)
+	}
+	t.Run("Overlay", func(t *testing.T) { testOverlay(ctx, t, l) })
+	t.Run("Operator", func(t *testing.T) { testOperator(ctx, t, l) })
+	t.Run("Blame", func(t *testing.T) { testBlame(ctx, t, l) })
+	t.Run("Daemons", func(t *testing.T) { testDaemons(ctx, t, l) })
+}
+
+// With GoBGP as its spine, everything is heard; an endpoint is reached on either
+// uplink; nodes are apart.
+func TestGoBGP(t *testing.T) {
+	l := New(t, topology, Options{Roots: roots(), GoBGP: []string{"spine"}})
+	ctx := within(t, 8*time.Minute)
+	if err := l.WaitBGP(ctx); err != nil {
+		t.Fatal(err)
+	}
+	t.Run("Operator", func(t *testing.T) { testOperator(ctx, t, l) })
+	t.Run("Nodes", func(t *testing.T) { testNodes(ctx, t, l) })
+	t.Run("Uplinks", func(t *testing.T) { testUplinks(ctx, t, l) })
+}
+
+// testOverlay: no packet is lost, and every stage of each was seen: the account
+// rests on all captures.
+func testOverlay(ctx context.Context, t *testing.T, l *Lab) {
+	tr, err := l.StartTraffic(ctx, TrafficOptions{
+		Ours:  "leaf1",
+		Flows: append(Between("host1", "172.16.100.1", "host2", "172.16.100.2"), Between("host1", "fd00:100::1", "host2", "fd00:100::2")...),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tr.WaitReceived(ctx, 100); err != nil {
+		t.Fatal(err)
+	}
+	report, err := tr.Stop(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Log(report)
+	if report.Sent < 400 || report.Received != report.Sent || len(report.Losses) != 0 {
+		t.Errorf("%v: %v", report, report.Losses)
+	}
+	for _, r := range tr.flows {
+		for _, p := range r.packets[r.base:] {
+			for s, at := range p.At {
+				if at.IsZero() {
+					t.Fatalf("flow %s: packet %d was not seen %v", r.Name, p.Seq, Stage(s))
 				}
 			}
-			tr, err := l.StartTraffic(ctx, TrafficOptions{
-				Ours:  "leaf1",
-				Flows: append(Between("host1", "172.16.100.1", "host2", "172.16.100.2"), Between("host1", "fd00:100::1", "host2", "fd00:100::2")...),
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := tr.WaitReceived(ctx, 100); err != nil {
-				t.Fatal(err)
-			}
-			report, err := tr.Stop(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Log(report)
-			if report.Sent < 400 || report.Received != report.Sent || len(report.Losses) != 0 {
-				t.Errorf("%v: %v", report, report.Losses)
-			}
-			// Every stage of every packet was seen: the account rests on all captures.
-			for _, r := range tr.flows {
-				for _, p := range r.packets[r.base:] {
-					for s, at := range p.At {
-						if at.IsZero() {
-							t.Fatalf("flow %s: packet %d was not seen %v", r.Name, p.Seq, Stage(s))
-						}
-					}
-				}
-			}
-			if _, err := tr.Stop(ctx); err == nil {
-				t.Error("stopped twice without an error")
-			}
-			if spine == "GoBGP" {
-				heard(ctx, t, l, mark)
-			}
-			operator(ctx, t, l)
-		})
+		}
+	}
+	if _, err := tr.Stop(ctx); err == nil || err.Error() != "this traffic has been stopped before" {
+		t.Errorf("stopped twice: %v", err)
+	}
+	for _, opt := range []struct {
+		o    TrafficOptions
+		want string
+	}{
+		{TrafficOptions{Ours: "spine", Flows: Between("host1", "172.16.100.1", "host2", "172.16.100.2")}, `our leaf "spine" has no host of these flows`},
+		{TrafficOptions{Ours: "leaf1", Flows: Between("host1", "172.16.100.9", "host2", "172.16.100.2")}, "node host1 has no address 172.16.100.9 on a link of the topology"},
+		{TrafficOptions{Ours: "leaf1", Flows: Between("host3", "172.16.100.1", "host2", "172.16.100.2")}, `no node "host3"`},
+	} {
+		if _, err := l.StartTraffic(ctx, opt.o); err == nil || err.Error() != opt.want {
+			t.Errorf("StartTraffic: %v, want %s", err, opt.want)
+		}
 	}
 }
 
@@ -181,9 +196,9 @@ func heard(ctx context.Context, t *testing.T, l *Lab, mark int) {
 	}
 }
 
-// operator checks that what the operator has on the leaves works: the stories
-// look that nobody touches it.
-func operator(ctx context.Context, t *testing.T, l *Lab) {
+// testOperator: what the operator has on the leaves works; the stories look that
+// nobody touches it.
+func testOperator(ctx context.Context, t *testing.T, l *Lab) {
 	t.Helper()
 	err := Eventually(ctx, "VNI 999 of the operator", func(ctx context.Context) error {
 		fdb, err := l.Node("leaf1").Exec(ctx, "bridge", "fdb", "show", "dev", "vxlan999")
@@ -201,21 +216,23 @@ func operator(ctx context.Context, t *testing.T, l *Lab) {
 	}
 }
 
-// A daemon of FRR can be killed and comes back with its configuration; a packet
-// that an emptied flood list can't deliver is laid at the right door.
-func TestDaemons(t *testing.T) {
-	l := New(t, topology, Options{Roots: roots()})
-	ctx := within(t, 8*time.Minute)
-	leaf := l.Node("leaf2")
+// testDaemons: a daemon that was killed comes back with its configuration.
+func testDaemons(ctx context.Context, t *testing.T, l *Lab) {
+	leaf := l.Node("leaf1")
+	const extra = "  network 10.255.0.11/32\n" // a line that no file has
 	before, err := leaf.RunningConfig(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
+	if !strings.Contains(before, extra) {
+		t.Fatalf("without %q:\n%s", extra, before)
+	}
+	before = strings.Replace(before, extra, "", 1)
 	for _, name := range []string{"bgpd", "staticd", "zebra"} {
 		if err := leaf.KillDaemon(name); err != nil {
 			t.Fatal(err)
 		}
-		if err := leaf.KillDaemon(name); err == nil || err.Error() != "leaf2: no "+name+" is running" {
+		if err := leaf.KillDaemon(name); err == nil || err.Error() != "leaf1: no "+name+" is running" {
 			t.Errorf("killed twice: %v", err)
 		}
 		if err := leaf.StartDaemon(ctx, name); err != nil {
@@ -235,12 +252,11 @@ func TestDaemons(t *testing.T) {
 	if err := l.WaitBGP(ctx); err != nil {
 		t.Fatal(err)
 	}
+}
 
-	for leaf, endpoint := range map[string]string{"leaf1": "10.255.0.11", "leaf2": "10.255.0.12"} {
-		if err := overlay(ctx, l.Node(leaf), endpoint); err != nil {
-			t.Fatal(err)
-		}
-	}
+// testBlame: packets that a leaf keeps are laid at its door.
+func testBlame(ctx context.Context, t *testing.T, l *Lab) {
+	leaf := l.Node("leaf2")
 	tr, err := l.StartTraffic(ctx, TrafficOptions{Ours: "leaf1", Flows: Between("host1", "172.16.100.1", "host2", "172.16.100.2")})
 	if err != nil {
 		t.Fatal(err)
@@ -280,14 +296,10 @@ func TestDaemons(t *testing.T) {
 	}
 }
 
-// An ipvlan endpoint is reached on either uplink, moves between them without a
-// loss, and outlives the other uplink.
-func TestUplinks(t *testing.T) {
-	l := New(t, topology, Options{GoBGP: []string{"spine"}})
-	ctx := within(t, 8*time.Minute)
-	if err := l.WaitBGP(ctx); err != nil {
-		t.Fatal(err)
-	}
+// testUplinks: an ipvlan endpoint is reached on either uplink, moves between them
+// without a loss, and outlives the other uplink.
+func testUplinks(ctx context.Context, t *testing.T, l *Lab) {
+	mark := l.Node("spine").Speaker().Len()
 	leaf, spine := l.Node("leaf1"), l.Node("spine")
 	const endpoint = "10.255.0.11"
 	err := errors.Join(
@@ -296,6 +308,7 @@ func TestUplinks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	heard(ctx, t, l, mark)
 	start := func() *Traffic {
 		tr, err := l.StartTraffic(ctx, TrafficOptions{Ours: "leaf1", Flows: Between("host1", "172.16.100.1", "host2", "172.16.100.2")})
 		if err != nil {
@@ -350,10 +363,8 @@ func TestUplinks(t *testing.T) {
 	}
 }
 
-// Nodes are apart, and share what the topology says they share.
-func TestNodes(t *testing.T) {
-	l := New(t, topology, Options{Roots: roots(), GoBGP: []string{"spine"}})
-	ctx := within(t, 5*time.Minute)
+// testNodes: nodes are apart, and share what the topology says they share.
+func testNodes(ctx context.Context, t *testing.T, l *Lab) {
 	leaf, side := l.Node("leaf1"), l.Node("vtepd1")
 
 	if err := side.Drop("/etc/vtepd/a.yaml", "x: 1\n"); err != nil {

@@ -23,7 +23,6 @@ import (
 	"github.com/osrg/gobgp/v3/pkg/log"
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
 	"github.com/osrg/gobgp/v3/pkg/server"
-	"google.golang.org/protobuf/types/known/anypb"
 )
 
 // Family is what a session or a route is about.
@@ -322,7 +321,7 @@ func (h *hearer) path(p *api.Path) {
 	if err := e.nlri(p); err != nil {
 		e.Route = err.Error()
 	}
-	e.attributes(p.GetPattrs())
+	e.attributes(p)
 	key := held{e.Peer, e.Family, e.Route}
 	if p.GetIsWithdraw() {
 		// A withdrawal says neither next hop nor, for types 2 and 3, the VNI.
@@ -382,8 +381,8 @@ func esi(s bgp.EthernetSegmentIdentifier) string {
 	return hex.EncodeToString(b)
 }
 
-func (e *Event) attributes(list []*anypb.Any) {
-	attrs, err := apiutil.UnmarshalPathAttributes(list)
+func (e *Event) attributes(p *api.Path) {
+	attrs, err := apiutil.UnmarshalPathAttributes(p.GetPattrs())
 	if err != nil {
 		return
 	}
