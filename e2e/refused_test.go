@@ -205,6 +205,10 @@ func TestRolledBack(t *testing.T) {
 	run := s.one.Sidecar.Path("/var/run/frr")
 	interpose := func(answer func(line string) ([]byte, bool)) *fabric.Interposer {
 		t.Helper()
+		// A new daemon would try the refused file again.
+		s.must(s.one.Drop(one.YAML()))
+		_, err := s.one.Settle(ctx, "is content with the file before", idleOn("10.0.0.11"))
+		s.must(err)
 		p, err := fabric.Interpose(run, "bgpd", answer)
 		s.must(err)
 		// vtepd keeps its connection: a new one goes through the interposer.

@@ -161,7 +161,25 @@ func (d *demo) refusedByKernel(ctx context.Context) error {
 	d.say("a container in another namespace has 10.0.0.41 on the same parent, which vtepd can't see")
 	bad := d.config
 	bad.Address = fabric.Prefer("10.0.0.41")
-	return d.withTraffic(ctx, func() error { return d.fail(ctx, bad, plan.Stage) })
+	return errors.Join(d.withTraffic(ctx, func() error { return d.fail(ctx, bad, plan.Stage) }), d.goodFile(ctx))
+}
+
+// goodFile drops the last file that was carried out again: a new daemon would try the refused one.
+func (d *demo) goodFile(ctx context.Context) error {
+	if err := d.one.Drop(d.config.YAML()); err != nil {
+		return err
+	}
+	return d.idle(ctx)
+}
+
+func (d *demo) idle(ctx context.Context) error {
+	_, err := d.one.Settle(ctx, "is idle", func(n status.Snapshot) error {
+		if n.Condition != status.Idle {
+			return errors.New("not idle")
+		}
+		return nil
+	})
+	return err
 }
 
 func (d *demo) refusedByFRR(ctx context.Context) error {
@@ -184,8 +202,7 @@ func (d *demo) refusedByFRR(ctx context.Context) error {
 		}
 		return d.fail(ctx, bad, plan.Announce)
 	})
-	// The refused file would be carried out by a new daemon.
-	return errors.Join(err, p.Close(), d.one.Drop(d.config.YAML()), d.restart(ctx))
+	return errors.Join(err, p.Close(), d.goodFile(ctx), d.restart(ctx))
 }
 
 func (d *demo) reparent(ctx context.Context) error {
@@ -211,13 +228,7 @@ func (d *demo) restart(ctx context.Context) error {
 	if err := d.one.Start(ctx); err != nil {
 		return err
 	}
-	_, err := d.one.Settle(ctx, "is there again", func(n status.Snapshot) error {
-		if n.Condition != status.Idle {
-			return errors.New("not idle")
-		}
-		return nil
-	})
-	return err
+	return d.idle(ctx)
 }
 
 // withTraffic runs f between hosts that send to each other, and joins the account.
