@@ -236,6 +236,7 @@ func TestRolledBack(t *testing.T) {
 	s.must(err)
 
 	t.Log("the route is never sent: the operator's policy denies it")
+	same()
 	s.must(s.one.Leaf.Configure(ctx, "ip prefix-list NOT43 seq 5 deny 10.0.0.43/32", "ip prefix-list NOT43 seq 10 permit any",
 		"router bgp 65000", "address-family ipv4 unicast", "neighbor 10.0.0.100 prefix-list NOT43 out"))
 	before, same = links(), s.foreign()
