@@ -92,7 +92,9 @@ func TestConfirm(t *testing.T) {
 					defer stop()
 					<-time.After(time.Until(deadline) - 40*time.Second)
 					began := time.Now()
+					r.mu.Lock()
 					last := r.events[len(r.events)-1]
+					r.mu.Unlock()
 					if !last.Deadline.Equal(deadline) || last.Phase != plan.Confirm || last.Done {
 						t.Errorf("%+v", last)
 					}

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -41,6 +42,7 @@ type router struct {
 	bent    *bent
 	ledger  *ledger
 	journal *memory
+	mu      sync.Mutex // of events while Run goes on
 	events  []event
 	from    state.State
 	p       plan.Plan
@@ -212,7 +214,11 @@ func newRouter() *router {
 	began := time.Now()
 	r.Runner = &txn.Runner{
 		Kernel: r.kernel, FRR: r.bent, Ledger: r.ledger, Journal: r.journal, Timeout: 3 * time.Second,
-		Report: func(e txn.Event) { r.events = append(r.events, event{time.Since(began), e}) },
+		Report: func(e txn.Event) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.events = append(r.events, event{time.Since(began), e})
+		},
 	}
 	return r
 }
