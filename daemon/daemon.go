@@ -307,7 +307,7 @@ func (d *Daemon) runner(p plan.Plan, timeout time.Duration) (r *txn.Runner, done
 		}
 		d.Board.Update(func(s *status.Snapshot) {
 			t := s.Transaction
-			t.RoundTrips = d.FRR.RoundTrips() - trips
+			t.RoundTrips, t.Looks = d.FRR.RoundTrips()-trips, e.Looks
 			if e.Phase == plan.Swap && !e.Undo && e.Done {
 				t.SwapBatches, t.SwapMessages = now.Batches-swap.Batches, now.Messages-swap.Messages
 			}

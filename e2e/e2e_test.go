@@ -54,7 +54,7 @@ func (s *story) must(err error) {
 }
 
 // carry drops a file at a side and waits until it is live.
-func (s *story) carry(side *fabric.Side, c fabric.Config, address string) (spent struct{ Batches, Messages, Trips uint64 }) {
+func (s *story) carry(side *fabric.Side, c fabric.Config, address string) (spent struct{ Batches, Messages, Trips, Looks uint64 }) {
 	s.Helper()
 	snap, err := side.Carry(s.within(3*time.Minute), c, address)
 	s.must(err)
@@ -64,7 +64,8 @@ func (s *story) carry(side *fabric.Side, c fabric.Config, address string) (spent
 	}
 	s.Logf("%s: generation %d: %s; swap: %d batch(es), %d changes; %d round trips", side.Sidecar.Name, snap.Generation,
 		strings.Join(phases, ", "), snap.Transaction.SwapBatches, snap.Transaction.SwapMessages, snap.Transaction.RoundTrips)
-	spent.Batches, spent.Messages, spent.Trips = snap.Transaction.SwapBatches, snap.Transaction.SwapMessages, snap.Transaction.RoundTrips
+	spent.Batches, spent.Messages = snap.Transaction.SwapBatches, snap.Transaction.SwapMessages
+	spent.Trips, spent.Looks = snap.Transaction.RoundTrips, snap.Transaction.Looks
 	return spent
 }
 

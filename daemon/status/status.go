@@ -72,7 +72,8 @@ type Transaction struct {
 	// Batches and Messages are the netlink writes of the swap phase alone, and the changes in them.
 	SwapBatches  uint64 `json:"swapBatches"`
 	SwapMessages uint64 `json:"swapMessages"`
-	RoundTrips   uint64 `json:"roundTrips"` // requests to FRR's vty sockets, reads and writes
+	RoundTrips   uint64 `json:"roundTrips"`      // requests to FRR's vty sockets, reads and writes
+	Looks        uint64 `json:"looks,omitempty"` // how often FRR was asked whether it had come so far, each time a few round trips
 }
 
 // Phase is one phase of a transaction.

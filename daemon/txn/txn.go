@@ -47,7 +47,8 @@ type Event struct {
 	Err   error
 	// Deadline is until when a step that begins waits to be confirmed; zero for any other.
 	Deadline time.Time
-	Retry    bool // it failed and will be tried again
+	Retry    bool   // it failed and will be tried again
+	Looks    uint64 // how often conditions were looked at by now, in this transaction
 }
 
 // Runner has the ports of a transaction. Its zero durations mean the defaults.
@@ -65,6 +66,7 @@ type Runner struct {
 	Decide <-chan bool
 
 	router   string
+	looks    uint64
 	answered map[plan.Move][]remote
 }
 
@@ -176,6 +178,7 @@ func (r *Runner) Recover(ctx context.Context, rec journal.Record) error {
 
 func (r *Runner) report(e Event) {
 	if r.Report != nil {
+		e.Looks = r.looks
 		r.Report(e)
 	}
 }
@@ -355,7 +358,7 @@ func (r *Runner) do(ctx context.Context, a plan.Action) error {
 	return nil
 }
 
-// await polls until the conditions of w hold; the error after the timeout says what didn't.
+// await looks again and again, the slower the longer a look takes, until the conditions of w hold; the error after the timeout says what didn't.
 func (r *Runner) await(ctx context.Context, w plan.Await) error {
 	timeout := r.Timeout
 	if timeout == 0 {
@@ -363,10 +366,10 @@ func (r *Runner) await(ctx context.Context, w plan.Await) error {
 	}
 	limit, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	tick := time.NewTicker(poll)
-	defer tick.Stop()
 	var why error
 	for {
+		began := time.Now()
+		r.looks++
 		unmet, err := r.look(limit, w)
 		switch {
 		case err == nil && len(unmet) == 0:
@@ -385,7 +388,7 @@ func (r *Runner) await(ctx context.Context, w plan.Await) error {
 				return fmt.Errorf("interrupted (%w) while waiting: %w", context.Cause(ctx), why)
 			}
 			return fmt.Errorf("not so after %s: %w", timeout, why)
-		case <-tick.C:
+		case <-time.After(max(poll, 2*time.Since(began))): // FRR has work of its own to do
 		}
 	}
 }

@@ -18,7 +18,6 @@ import (
 	"vtepd/e2e/clab"
 	"vtepd/e2e/fabric"
 	"vtepd/e2e/lab"
-	"vtepd/frr/witness"
 )
 
 const topology = "containerlab/evpn-l2.clab.yml"
@@ -139,7 +138,7 @@ func (d *demo) readdress(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	move := fabric.Move{From: fabric.Addr("10.0.0.11"), To: fabric.Addr("10.0.0.21"), VNIs: 20}
+	move := fabric.Move{Leaf: d.one.Loopback, From: fabric.Addr("10.0.0.11"), To: fabric.Addr("10.0.0.21"), VNIs: 20}
 	if err := move.Order(d.spine.Since(mark)); err != nil {
 		return err
 	}
@@ -213,7 +212,7 @@ func (d *demo) reparent(ctx context.Context) error {
 		return err
 	}
 	for _, e := range d.spine.Since(mark) {
-		if e.Kind == witness.Withdraw || e.Kind == witness.Down {
+		if fabric.Lost(e, d.one.Loopback) {
 			return fmt.Errorf("the spine heard %v", e)
 		}
 	}

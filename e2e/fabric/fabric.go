@@ -205,8 +205,17 @@ func withoutOurs(config string) string {
 	return strings.Join(out, "")
 }
 
+// Lost reports whether an event takes something away that a change at a leaf could be blamed for: a session, or a route. What
+// another leaf knows of its hosts' addresses (type 2 with an IP) runs out when a host is silent, and link-local addresses
+// do so everywhere.
+func Lost(e witness.Event, leaf netip.Addr) bool {
+	aged := e.Type == 2 && e.IP.IsValid() && (e.Peer != leaf || e.IP.IsLinkLocalUnicast())
+	return e.Kind == witness.Down || e.Kind == witness.Withdraw && !aged
+}
+
 // Move is a change of address as the spine should hear it.
 type Move struct {
+	Leaf     netip.Addr // the router id of the leaf that moves
 	From, To netip.Addr
 	VNIs     int
 	Keeps    bool // the old address stays announced: nothing is withdrawn but type-3 routes
@@ -221,8 +230,6 @@ func (m Move) Order(events []witness.Event) error {
 	seen := map[string]bool{}
 	for i, e := range events {
 		switch {
-		case e.Kind == witness.Down:
-			return fmt.Errorf("a session went down: %v", e)
 		case e.Kind == witness.Announce && e.Type == 0 && e.Prefix == hostRoute(m.To) && newRoute < 0:
 			newRoute = i
 		case e.Kind == witness.Announce && e.Type == 3 && e.NextHop == m.To && !seen[e.RD]:
@@ -231,8 +238,8 @@ func (m Move) Order(events []witness.Event) error {
 		case e.Kind == witness.Withdraw && e.Type == 0 && e.Prefix == hostRoute(m.From) && !m.Keeps:
 			oldGone = i
 		case e.Kind == witness.Withdraw && e.Type == 3 && e.IP == m.From:
-		case e.Kind == witness.Withdraw:
-			return fmt.Errorf("something else was withdrawn: %v", e)
+		case Lost(e, m.Leaf):
+			return fmt.Errorf("something else was lost: %v", e)
 		}
 	}
 	switch {
