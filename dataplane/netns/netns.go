@@ -110,7 +110,6 @@ func locked(enter, fn func() error) error {
 			done <- err
 			return
 		}
-		defer func() { _ = home.Close() }()
 		err = unix.Setns(from.Fd(), unix.CLONE_NEWNET)
 		if err == nil {
 			err = enter()
@@ -121,6 +120,7 @@ func locked(enter, fn func() error) error {
 		if unix.Setns(home.Fd(), unix.CLONE_NEWNET) == nil {
 			runtime.UnlockOSThread()
 		}
+		_ = home.Close() // before the answer: the caller may count descriptors
 		done <- err
 	}()
 	return <-done
