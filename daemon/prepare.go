@@ -43,8 +43,7 @@ type Prepared struct {
 }
 
 // Prepare looks at the kernel, at FRR and at the ledger, and plans the way to cfg, with a wait to be confirmed unless confirm
-// is 0. It changes nothing. Errors wrap
-// frr.ErrUnreachable where FRR is to be waited for.
+// is 0. It changes nothing. Errors wrap frr.ErrUnreachable where FRR is to be waited for.
 func Prepare(ctx context.Context, p Ports, cfg *config.Config, confirm time.Duration) (Prepared, error) {
 	proposals, err := p.Ledger.Propose(ctx, cfg)
 	if err != nil {
@@ -179,6 +178,6 @@ func hosts(addrs map[string]netip.Addr) []netip.Prefix {
 	for _, a := range addrs {
 		out = append(out, netip.PrefixFrom(a, a.BitLen()))
 	}
-	slices.SortFunc(out, state.ComparePrefix)
+	slices.SortFunc(out, frr.ComparePrefixes)
 	return slices.Compact(out)
 }

@@ -47,20 +47,15 @@ func (s State) Normal() State {
 			l.MTU = 0
 		}
 		l.Addrs = slices.Clone(l.Addrs)
-		slices.SortFunc(l.Addrs, ComparePrefix)
+		slices.SortFunc(l.Addrs, frr.ComparePrefixes)
 	}
 	dataplane.SortLinks(n.Links)
 	slices.SortFunc(n.Claims, func(a, b Claim) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Value, b.Value), cmp.Compare(a.Pool, b.Pool))
 	})
-	slices.SortFunc(n.Routes, ComparePrefix)
+	slices.SortFunc(n.Routes, frr.ComparePrefixes)
 	n.Routes = slices.Compact(n.Routes)
 	return n
-}
-
-// ComparePrefix orders prefixes by address, then by length.
-func ComparePrefix(a, b netip.Prefix) int {
-	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
 }
 
 // Hash is a fingerprint of the normal form.
