@@ -80,10 +80,10 @@ func newWorld(dir string) *world {
 }
 
 // runner says yes to a change that waits for it.
-func (w *world) runner(j txn.Journal, netns ...string) *txn.Runner {
+func (w *world) runner(j txn.Journal) *txn.Runner {
 	yes := make(chan bool, 1)
 	yes <- true
-	return &txn.Runner{Kernel: w.kernel, FRR: w.frr, Ledger: w.ports.Ledger, Journal: j, Netns: netns, Decide: yes}
+	return &txn.Runner{Kernel: w.kernel, FRR: w.frr, Ledger: w.ports.Ledger, Journal: j, Netns: []string{"host"}, Decide: yes}
 }
 
 // plan prepares text, which must be a config that can be reached.
@@ -104,7 +104,7 @@ func (w *world) reach(t fataler, text string) {
 	t.Helper()
 	p, err := w.plan(text)
 	if err == nil && !p.Empty() {
-		err = w.runner(w.ports.Journal, namespacesOf(p)...).Run(context.Background(), p)
+		err = w.runner(w.ports.Journal).Run(context.Background(), p)
 	}
 	if err != nil {
 		t.Fatalf("%v\n%s", err, text)
@@ -193,7 +193,7 @@ func pair(t *rapid.T, dir func() string) (a, b string) {
 			t.Skipf("not reachable: %v", err) // an address that moves between two endpoints of one parent, for one
 		}
 		if !p.Empty() {
-			if err := w.runner(w.ports.Journal, namespacesOf(p)...).Run(context.Background(), p); err != nil {
+			if err := w.runner(w.ports.Journal).Run(context.Background(), p); err != nil {
 				t.Fatalf("%v\n--- a\n%s--- b\n%s", err, a, b)
 			}
 		}
@@ -451,7 +451,7 @@ func (c *cases) begin(w *world, what string, on func(int, journal.Mark, func() e
 	if err != nil {
 		c.Fatalf("%s: %v", what, err)
 	}
-	return p, w.runner(&tap{Journal: w.ports.Journal, on: on}, namespacesOf(p)...)
+	return p, w.runner(&tap{Journal: w.ports.Journal, on: on})
 }
 
 // ended holds the end of a case against a and b.
@@ -496,7 +496,7 @@ func (c *cases) recover(w *world, what string, with func(*txn.Runner)) error {
 	if rec == nil {
 		return nil
 	}
-	x := w.runner(w.ports.Journal, namespacesOf(rec.Plan)...)
+	x := w.runner(w.ports.Journal)
 	if with != nil {
 		with(x)
 	}

@@ -279,7 +279,7 @@ func (r *running) killedAt(when func(txn.Event) bool) {
 		r.t.Fatal(err, prep)
 	}
 	prep.Plan.Dropped = history.Fingerprint(srcs)
-	x := r.runner(r.ports.Journal, namespacesOf(prep.Plan)...)
+	x := r.runner(r.ports.Journal)
 	x.Decide = nil
 	x.Report = func(e txn.Event) {
 		if when(e) {

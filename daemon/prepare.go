@@ -53,7 +53,11 @@ func Prepare(ctx context.Context, p Ports, cfg *config.Config, confirm time.Dura
 	if err != nil || len(waiting) > 0 {
 		return Prepared{Waiting: waiting}, err
 	}
-	k, err := p.Kernel.Observe(ctx, namespaces(cfg))
+	last, err := p.Journal.Committed()
+	if err != nil {
+		return Prepared{}, err
+	}
+	k, err := p.Kernel.Observe(ctx, namespaces(cfg, last.State))
 	if err != nil {
 		return Prepared{}, err
 	}
@@ -62,10 +66,6 @@ func Prepare(ctx context.Context, p Ports, cfg *config.Config, confirm time.Dura
 		return Prepared{}, err
 	}
 	held, err := p.Ledger.Held(ctx, cfg.Node.Name)
-	if err != nil {
-		return Prepared{}, err
-	}
-	last, err := p.Journal.Committed()
 	if err != nil {
 		return Prepared{}, err
 	}
@@ -148,28 +148,28 @@ func claims(proposals []alloc.Proposal) []state.Claim {
 	return out
 }
 
-// namespaces are those that the parents of cfg's endpoints are in, sorted.
-func namespaces(cfg *config.Config) []string {
+// namespaces are those that the parents of cfg's endpoints are in, and those of the links that were committed last: they
+// may have to be put back.
+func namespaces(cfg *config.Config, last state.State) []string {
 	var out []string
 	for _, e := range cfg.Endpoints {
-		if e.ParentNetns != "" {
-			out = append(out, e.ParentNetns)
-		}
+		out = append(out, e.ParentNetns)
 	}
-	slices.Sort(out)
-	return slices.Compact(out)
+	return parentsOf(last.Links, out)
 }
 
-// namespacesOf are those that the parents of p's endpoints are in, sorted: the ones that were looked at when p was made.
+// namespacesOf are those that the parents of p's endpoints are in: the ones that were looked at when p was made.
 func namespacesOf(p plan.Plan) []string {
-	var out []string
-	for _, l := range slices.Concat(p.Old.Links, p.New.Links) {
-		if l.ParentNetns != "" {
-			out = append(out, l.ParentNetns)
-		}
+	return parentsOf(slices.Concat(p.Old.Links, p.New.Links), nil)
+}
+
+// parentsOf is names and the namespaces that the parents of links are in, sorted, without the router's own.
+func parentsOf(links []dataplane.Link, names []string) []string {
+	for _, l := range links {
+		names = append(names, l.ParentNetns)
 	}
-	slices.Sort(out)
-	return slices.Compact(out)
+	slices.Sort(names)
+	return slices.DeleteFunc(slices.Compact(names), func(n string) bool { return n == "" })
 }
 
 // hosts are the host routes of addrs, sorted.

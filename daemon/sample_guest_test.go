@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os/exec"
@@ -167,7 +168,11 @@ func TestSample(t *testing.T) {
 		quick := strings.NewReplacer("timeout: 3s", "timeout: 60s, drain: {quiet: 20ms, limit: 1s}")
 		a, b := quick.Replace(drawConfig(rt, "a")), quick.Replace(drawConfig(rt, "b"))
 		const nothing = "version: 1\nnode: {name: r1}\n"
-		defer s.reach(nothing)
+		defer func() {
+			if !rt.Failed() { // a failure is told as it is, not as what it does to the clearing away
+				s.reach(nothing)
+			}
+		}()
 		if _, ok := s.reach(a); !ok {
 			return
 		}
@@ -186,6 +191,9 @@ func TestSample(t *testing.T) {
 			}
 			s.kernel.n, s.kernel.at = 0, k
 			err := s.run(p)
+			if failed, ok := errors.AsType[*txn.Error](err); ok && failed.Degraded != nil {
+				rt.Fatalf("change %d refused, and it can't be undone: %v\n%s", k, err, p)
+			}
 			if after := s.facts(); err != nil && after != before {
 				rt.Fatalf("change %d refused (%v):\ngot\n%swant\n%s%s", k, err, after, before, p)
 			}

@@ -2,9 +2,11 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -16,6 +18,13 @@ type result struct {
 	pkg, where, frr         string // frr is "" where there is none
 	passed, failed, skipped int
 	took                    time.Duration
+	failures                []failure
+}
+
+// failure is a test that failed or was skipped, and the end of what it said.
+type failure struct {
+	test string // "" for what is outside any test
+	said []string
 }
 
 // event is a line of go test -json.
@@ -84,6 +93,41 @@ func (t *tally) count() (passed, failed, skipped int) {
 	return passed, failed, skipped
 }
 
+// said bounds what the last summary repeats of a failure.
+const said = 12
+
+// failures are those that count counts, sorted by name.
+func (t *tally) failures() []failure {
+	var out []failure
+	for name, v := range t.verdict {
+		below := func(other string) bool { return strings.HasPrefix(other, name+"/") && bad(t.verdict[other]) }
+		if v == "skip" || bad(v) && !slices.ContainsFunc(slices.Collect(maps.Keys(t.verdict)), below) {
+			out = append(out, failure{test: name, said: lastLines(t.output[name])})
+		}
+	}
+	if out == nil {
+		out = append(out, failure{said: lastLines(t.output[""])})
+	}
+	slices.SortFunc(out, func(a, b failure) int { return strings.Compare(a.test, b.test) })
+	return out
+}
+
+// lastLines are the last ones that aren't go test's own, each cut to what a reader needs.
+func lastLines(output []string) []string {
+	const width = 400
+	var lines []string
+	for _, l := range output {
+		l = strings.TrimRight(l, "\n")
+		if len(l) > width {
+			l = l[:width] + " […]"
+		}
+		if l != "" && !strings.HasPrefix(l, "=== ") {
+			lines = append(lines, l)
+		}
+	}
+	return lines[max(0, len(lines)-said):]
+}
+
 func bad(verdict string) bool { return verdict == "fail" || verdict == "" }
 
 // report writes what a reader needs of a package that isn't fine: the output of
@@ -136,7 +180,7 @@ func total(results []result) (sum result) {
 	return sum
 }
 
-// writeTable writes what ran where, and as the last line the sums.
+// writeTable writes what ran where, what failed there once more, and as the last line the sums.
 func writeTable(w io.Writer, results []result) error {
 	fmt.Fprintln(w)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
@@ -150,6 +194,14 @@ func writeTable(w io.Writer, results []result) error {
 	}
 	if err := t.Flush(); err != nil {
 		return err
+	}
+	for _, r := range results {
+		for _, f := range r.failures {
+			fmt.Fprintf(w, "\n%s %s %s\n", r.where, r.pkg, cmp.Or(f.test, "(outside any test)"))
+			for _, line := range f.said {
+				fmt.Fprintf(w, "    %s\n", line)
+			}
+		}
 	}
 	sum := total(results)
 	_, err := fmt.Fprintf(w, "\n%d passed, %d failed, %d skipped\n", sum.passed, sum.failed, sum.skipped)

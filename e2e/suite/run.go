@@ -139,6 +139,9 @@ func (s *suite) native() ([]result, error) {
 			r.failed = 1 // it didn't build, or ended outside any test
 		}
 		if r.passed+r.failed+r.skipped > 0 { // else it has no tests here
+			if r.failed+r.skipped > 0 {
+				r.failures = t.failures()
+			}
 			results = append(results, r)
 			s.progress(r, t)
 		}
@@ -465,6 +468,9 @@ func (s *suite) job(guest *vm.Guest, lab vm.Lab, binary string, j guestJob) (res
 	}
 	if r.failed == 0 && (runErr != nil || exit.Status != 0 || r.passed+r.skipped == 0) {
 		r.failed = 1
+	}
+	if r.failed+r.skipped > 0 {
+		r.failures = t.failures()
 	}
 	s.progress(r, t)
 	if r.failed == 0 {

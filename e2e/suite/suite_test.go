@@ -157,11 +157,39 @@ not json
 	}
 }
 
+func TestFailuresAreTheLeavesWithTheEndOfTheirOutput(t *testing.T) {
+	tl := newTally()
+	for _, e := range []event{
+		{Action: "run", Test: "TestA"},
+		{Action: "run", Test: "TestA/b"},
+		{Action: "run", Test: "TestC"},
+		{Action: "run", Test: "TestD"},
+		{Action: "output", Test: "TestA/b", Output: "=== RUN   TestA/b\n"},
+		{Action: "fail", Test: "TestA/b"},
+		{Action: "fail", Test: "TestA"},
+		{Action: "pass", Test: "TestC"},
+		{Action: "output", Test: "TestD", Output: strings.Repeat("x", 401) + "\n"},
+	} {
+		tl.add(e)
+	}
+	var lines []string
+	for i := range 20 {
+		lines = append(lines, fmt.Sprint("line ", i))
+		tl.add(event{Action: "output", Test: "TestA/b", Output: fmt.Sprintf("line %d\n", i)})
+	}
+	want := []failure{{"TestA/b", lines[8:]}, {"TestD", []string{strings.Repeat("x", 400) + " […]"}}}
+	if diff := cmp.Diff(want, tl.failures(), cmp.AllowUnexported(failure{})); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 func TestTableEndsWithTheSums(t *testing.T) {
 	var out bytes.Buffer
 	err := writeTable(&out, []result{
 		{pkg: "alloc", where: "native", passed: 12, took: 1500 * time.Millisecond},
-		{pkg: "frr/vty", where: "guest trixie", frr: "10.3", passed: 3, failed: 1, skipped: 2, took: time.Minute},
+		{pkg: "frr/vty", where: "guest trixie", frr: "10.3", passed: 3, failed: 1, skipped: 2, took: time.Minute, failures: []failure{
+			{test: "TestA/b", said: []string{"a.go:1: not so"}}, {said: []string{"exit status 2"}},
+		}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -170,6 +198,12 @@ func TestTableEndsWithTheSums(t *testing.T) {
          where   FRR  passed  failed  skipped  seconds  package
         native     -      12       0        0      1.5  alloc
   guest trixie  10.3       3       1        2     60.0  frr/vty
+
+guest trixie frr/vty TestA/b
+    a.go:1: not so
+
+guest trixie frr/vty (outside any test)
+    exit status 2
 
 15 passed, 1 failed, 2 skipped
 `
