@@ -50,7 +50,8 @@ var Default = Recipe{
 		{Name: "sid", FRR: "10.7.1", AptOpts: []string{`Acquire::Check-Valid-Until "false"`}},
 	},
 	Packages: []string{
-		"frr", "iproute2", "iputils-ping", "kmod", "iperf3", "tcpdump", "procps", "util-linux", "mount", "ethtool",
+		"frr", "frr-pythontools", "containernetworking-plugins", "etcd-server",
+		"iproute2", "iputils-ping", "kmod", "iperf3", "tcpdump", "procps", "util-linux", "mount", "ethtool",
 	},
 	Kernels:  []string{"linux-image-6.12-cloud-amd64", "linux-image-cloud-amd64"},
 	Prefix:   "linux-image-6.12",
