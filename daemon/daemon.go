@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"vtepd/daemon/config"
@@ -33,6 +34,7 @@ type Daemon struct {
 	// failed is the plan that was rolled back last, and until when the same one isn't tried again.
 	failed      string
 	failedUntil time.Time
+	beat        atomic.Int64 // when the loop gave its last sign of life, in nanoseconds since 1970
 }
 
 // Options are what a Daemon is made of.
@@ -56,7 +58,13 @@ const (
 	lookMost    = 15 * time.Second
 	retryFailed = 30 * time.Second // the same plan after a rollback
 	auditEvery  = time.Minute      // for what gave no hint
+	beatEvery   = 10 * time.Second // a sign of life of a loop that waits
 )
+
+// LastBeat is when the loop gave its last sign of life: it does so at least every minute, unless it hangs.
+func (d *Daemon) LastBeat() time.Time { return time.Unix(0, d.beat.Load()) }
+
+func (d *Daemon) beats() { d.beat.Store(time.Now().UnixNano()) }
 
 // Run works until ctx ends, then finishes or undoes what runs, and leaves the data plane as it is. It returns an error only
 // for what no wait mends: a state directory that can't be read or was written by a newer vtepd.
@@ -73,18 +81,35 @@ func (d *Daemon) Run(ctx context.Context) error {
 		return err
 	}
 	for {
+		d.beats()
 		wait := d.reconcile(ctx)
 		var again <-chan time.Time
 		if wait > 0 {
 			again = time.After(wait)
 		}
+		if !d.sleep(ctx, again) {
+			return nil
+		}
+	}
+}
+
+// sleep returns when there is something to look at; false when ctx has ended.
+func (d *Daemon) sleep(ctx context.Context, again <-chan time.Time) bool {
+	alive := time.NewTicker(beatEvery)
+	defer alive.Stop()
+	for {
+		d.beats()
 		select {
 		case <-ctx.Done():
-			return nil
+			return false
 		case <-d.Hints:
+			return true
 		case <-again:
+			return true
 		case o := <-d.orders:
 			o.done <- d.pin(o)
+			return true
+		case <-alive.C:
 		}
 	}
 }
@@ -341,7 +366,7 @@ func (d *Daemon) runner(p plan.Plan, timeout time.Duration) (r *txn.Runner, done
 	}
 	return &txn.Runner{
 		Kernel: d.Kernel, FRR: d.FRR, Ledger: d.Ledger, Journal: d.Journal, Netns: namespacesOf(p), Timeout: timeout, Report: event,
-		Decide: d.decide,
+		Decide: d.decide, Beat: d.beats,
 	}, done
 }
 

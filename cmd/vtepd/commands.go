@@ -131,6 +131,7 @@ func run(ctx context.Context, p *places, log *slog.Logger) (err error) {
 	tasks.Go(func() error { return links.Run(ctx) })
 	tasks.Go(func() error { return pass(ctx, links.C, hints) })
 	tasks.Go(func() error { return d.Run(ctx) })
+	tasks.Go(func() error { return notify(ctx, board, d.LastBeat, log) })
 	err = tasks.Wait()
 	if errors.Is(err, context.Canceled) {
 		err = nil

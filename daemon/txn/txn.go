@@ -60,6 +60,8 @@ type Runner struct {
 	Netns   []string      // the namespaces of parents, for reading back
 	Timeout time.Duration // longest wait for FRR, its peers and the remote VTEPs in one step; default 60s
 	Report  func(Event)   // may be nil
+	// Beat is called every now and then while something is waited for, as a sign of life; may be nil.
+	Beat func()
 	// Lost: the namespace that the record of Recover speaks of is gone, with all links in it.
 	Lost bool
 	// Decide brings the word that a change that waits for it is good (true) or shall be undone (false).
@@ -177,6 +179,7 @@ func (r *Runner) Recover(ctx context.Context, rec journal.Record) error {
 }
 
 func (r *Runner) report(e Event) {
+	r.beat()
 	if r.Report != nil {
 		e.Looks = r.looks
 		r.Report(e)
@@ -207,16 +210,29 @@ var (
 
 // confirm waits for a word until the deadline.
 func (r *Runner) confirm(ctx context.Context, deadline time.Time) error {
-	select {
-	case good := <-r.Decide:
-		if !good {
-			return ErrRejected
+	over := time.After(time.Until(deadline))
+	alive := time.NewTicker(retryMost)
+	defer alive.Stop()
+	for {
+		select {
+		case good := <-r.Decide:
+			if !good {
+				return ErrRejected
+			}
+			return nil
+		case <-over:
+			return ErrUnconfirmed
+		case <-ctx.Done():
+			return fmt.Errorf("stopped before it was confirmed: %w", ctx.Err())
+		case <-alive.C:
+			r.beat()
 		}
-		return nil
-	case <-time.After(time.Until(deadline)):
-		return ErrUnconfirmed
-	case <-ctx.Done():
-		return fmt.Errorf("stopped before it was confirmed: %w", ctx.Err())
+	}
+}
+
+func (r *Runner) beat() {
+	if r.Beat != nil {
+		r.Beat()
 	}
 }
 
@@ -369,6 +385,7 @@ func (r *Runner) await(ctx context.Context, w plan.Await) error {
 	var why error
 	for {
 		began := time.Now()
+		r.beat()
 		r.looks++
 		unmet, err := r.look(limit, w)
 		switch {
@@ -413,6 +430,7 @@ func (r *Runner) drain(ctx, stop context.Context, d plan.Drained) error {
 	var last []uint64
 	since := time.Now()
 	for {
+		r.beat()
 		now, err := r.Kernel.Received(ctx, d.Links)
 		if err != nil {
 			return err

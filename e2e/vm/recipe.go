@@ -329,6 +329,7 @@ var (
 		{name: "gcc", pkg: "gcc libc6-dev"}, // the race detector's
 		{name: "ip", pkg: "iproute2"},
 		{name: "ping", pkg: "iputils-ping"},
+		{name: "systemd-analyze", pkg: "systemd"},
 	}
 )
 
