@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"vtepd/alloc"
 	"vtepd/daemon/config"
@@ -35,7 +36,7 @@ func (l *ledger) Propose(ctx context.Context, cfg *config.Config) ([]alloc.Propo
 		if e.Address.Kind != config.AddressPool {
 			continue
 		}
-		c := alloc.Claim{Name: desired.ClaimName(cfg.Node.Name, e.Name), Pool: e.Address.Pool, Kind: alloc.KindAddress}
+		c := alloc.Claim{Name: desired.ClaimName(cfg.Node.Name, e.Name), Pool: e.Address.Pool, Kind: alloc.KindAddress, Group: e.Address.Group}
 		if e.Address.Prefer.IsValid() {
 			c.Prefer = e.Address.Prefer.String()
 		}
@@ -47,12 +48,18 @@ func (l *ledger) Propose(ctx context.Context, cfg *config.Config) ([]alloc.Propo
 func pools(cfg *config.Config) (*alloc.Pools, error) {
 	var out []alloc.Pool
 	for _, p := range cfg.Pools {
-		a := alloc.Pool{Name: p.Name, Kind: alloc.KindAddress, Reclaim: alloc.Reclaim(p.Reclaim)}
-		for _, prefix := range p.Addresses {
+		a := alloc.Pool{Name: p.Name, Kind: alloc.Kind(p.Kind()), Reclaim: alloc.Reclaim(p.Reclaim), Length: p.Length}
+		for _, prefix := range slices.Concat(p.Addresses, p.Prefixes) {
 			a.Entries = append(a.Entries, prefix.String())
+		}
+		for _, r := range p.Ranges {
+			a.Entries = append(a.Entries, r.String())
 		}
 		for _, r := range p.Exclude {
 			a.Exclude = append(a.Exclude, r.First.String()+"-"+r.Last.String())
+		}
+		for _, r := range p.ExcludeRanges {
+			a.Exclude = append(a.Exclude, r.String())
 		}
 		out = append(out, a)
 	}

@@ -155,6 +155,14 @@ type span struct {
 	pool   string
 	field  string
 	pos    Pos
+	whole  bool // it is handed out in prefixes
+}
+
+func (s span) taker() string {
+	if s.whole {
+		return "somebody else, in a prefix"
+	}
+	return "another endpoint"
 }
 
 // poolOverlaps refuses pools that hold an address twice, and more entries
@@ -163,16 +171,16 @@ type span struct {
 func (d *decoder) poolOverlaps() {
 	excludes := 0
 	for _, p := range d.cfg.Pools {
-		excludes += len(p.Exclude)
+		excludes += len(p.Exclude) + len(p.ExcludeRanges)
 	}
 	for _, n := range []struct {
 		have, most int
 		what       string
-	}{{len(d.entries), maxPoolEntries, "addresses"}, {excludes, maxExcludes, "exclude"}} {
+	}{{len(d.entries) + len(d.numbers), maxPoolEntries, "addresses, ranges and prefixes"}, {excludes, maxExcludes, "exclude"}} {
 		if n.have > n.most {
 			d.bad(d.cfg.At("pools"), "pools", "all pools together have %d entries under %s; at most %d are possible", n.have, n.what, n.most)
 			clear(d.usable)
-			d.entries = nil
+			d.entries, d.numbers = nil, nil
 			return
 		}
 	}
@@ -216,6 +224,7 @@ func (d *decoder) addressClashes() {
 			users = append(users, user{addr, fixed, e.Name, field, d.cfg.At(field)})
 		}
 	}
+	d.groupClashes()
 	slices.SortFunc(users, func(a, b user) int { return a.pos.compare(b.pos) })
 	first := map[netip.Addr]user{}
 	for _, u := range users {
@@ -237,9 +246,35 @@ func (d *decoder) addressClashes() {
 			continue
 		}
 		if s := d.entries[i]; s.prefix.Contains(u.addr) && !d.pool(s.pool).excludes(u.addr) {
-			d.bad(u.pos, u.field, "%s lies in pool %s at %s, which could give it to another endpoint; exclude it there or use one outside",
-				u.addr, bare(s.pool), s.pos)
+			d.bad(u.pos, u.field, "%s lies in pool %s at %s, which could give it to %s; exclude it there or use one outside",
+				u.addr, bare(s.pool), s.pos, s.taker())
 		}
+	}
+}
+
+// groupClashes refuses two endpoints of one group: a router has a group's address once.
+func (d *decoder) groupClashes() {
+	type key struct{ pool, group string }
+	type user struct {
+		key
+		endpoint, field string
+		pos             Pos
+	}
+	var users []user
+	for _, e := range d.cfg.Endpoints {
+		if e.Address.Group != "" {
+			field := join("endpoints", e.Name) + ".address.group"
+			users = append(users, user{key{e.Address.Pool, e.Address.Group}, e.Name, field, d.cfg.At(field)})
+		}
+	}
+	slices.SortFunc(users, func(a, b user) int { return a.pos.compare(b.pos) })
+	first := map[key]user{}
+	for _, u := range users {
+		if f, ok := first[u.key]; ok {
+			d.bad(u.pos, u.field, "%s is the group of endpoint %s at %s, and so has its address; a router can have a group's address once", bare(u.group), bare(f.endpoint), f.pos)
+			continue
+		}
+		first[u.key] = u
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 // Config whatever their order.
 type Config struct {
 	Node        Node
+	Store       Store
 	Pools       []Pool
 	Endpoints   []Endpoint
 	VNIs        []VNI
@@ -39,12 +40,43 @@ type Node struct {
 	HasIndex bool // whether the file gives an index
 }
 
-// Pool is a named set of addresses to claim from.
+// Pool is a named set of values to claim: addresses, numbers or prefixes. Exactly one of Addresses, Ranges and Prefixes is
+// there, in the file's order, which is the order of allocation; what they hold is disjoint, over all pools.
 type Pool struct {
-	Name      string
-	Addresses []netip.Prefix // in the file's order, which is the order of allocation; masked; disjoint
-	Exclude   []Range        // sorted; exact repetitions dropped
-	Reclaim   Reclaim
+	Name          string
+	Addresses     []netip.Prefix // of a pool of addresses; masked
+	Ranges        []Span         // of a pool of numbers
+	Prefixes      []netip.Prefix // of a pool of prefixes; masked
+	Length        int            // of every prefix that a pool of prefixes hands out
+	Exclude       []Range        // of addresses and prefixes; sorted, exact repetitions dropped
+	ExcludeRanges []Span         // of numbers; sorted, exact repetitions dropped
+	Reclaim       Reclaim
+}
+
+// Kind is what the values of p are.
+func (p Pool) Kind() PoolKind {
+	switch {
+	case len(p.Ranges) > 0:
+		return PoolIndex
+	case len(p.Prefixes) > 0:
+		return PoolPrefix
+	}
+	return PoolAddress
+}
+
+// PoolKind is what the values of a pool are.
+type PoolKind string
+
+// The kinds of pools. Endpoints claim addresses; numbers and prefixes are claimed by hand.
+const (
+	PoolAddress PoolKind = "address"
+	PoolIndex   PoolKind = "index"
+	PoolPrefix  PoolKind = "prefix"
+)
+
+// Span is the numbers from First to Last, both included.
+type Span struct {
+	First, Last uint64
 }
 
 // Range is the addresses from First to Last, both included and of one family.
@@ -85,6 +117,7 @@ type Address struct {
 	Kind    AddressKind
 	Pool    string       // AddressPool: a pool of this config
 	Prefer  netip.Addr   // AddressPool: the address to claim; the zero Addr for any
+	Group   string       // AddressPool: the claims of one group share one address, on all routers (anycast); "" for one's own
 	Static  netip.Addr   // AddressStatic
 	CIDR    netip.Prefix // AddressCIDR; masked
 	Derived netip.Addr   // AddressCIDR: the node's index-th address of CIDR, counted from 0
@@ -186,6 +219,7 @@ func (c *Config) Problem(field, msg string) Problem {
 // Equal reports whether c and d mean the same, wherever it is written.
 func (c *Config) Equal(d *Config) bool {
 	return c.Node == d.Node &&
+		c.Store.Equal(d.Store) &&
 		slices.EqualFunc(c.Pools, d.Pools, Pool.equal) &&
 		slices.Equal(c.Endpoints, d.Endpoints) &&
 		slices.Equal(c.VNIs, d.VNIs) &&
@@ -196,7 +230,9 @@ func (c *Config) Equal(d *Config) bool {
 
 func (p Pool) equal(q Pool) bool {
 	return p.Name == q.Name && p.Reclaim == q.Reclaim &&
-		slices.Equal(p.Addresses, q.Addresses) && slices.Equal(p.Exclude, q.Exclude)
+		slices.Equal(p.Addresses, q.Addresses) && slices.Equal(p.Ranges, q.Ranges) &&
+		slices.Equal(p.Prefixes, q.Prefixes) && p.Length == q.Length &&
+		slices.Equal(p.Exclude, q.Exclude) && slices.Equal(p.ExcludeRanges, q.ExcludeRanges)
 }
 
 // Hash is equal for configs that are Equal, in every run of every build.

@@ -65,7 +65,8 @@ type decoder struct {
 	pools     map[string]bool // the names, of broken ones too; nil if they can't be known
 	endpoints map[string]bool
 	usable    map[string]bool // the pools without a problem
-	entries   []span          // of all pools, see poolOverlaps
+	entries   []span          // of all pools of addresses and prefixes, see poolOverlaps
+	numbers   []numbers       // of all pools of numbers
 }
 
 func (d *decoder) bad(pos Pos, field, format string, args ...any) {
@@ -310,6 +311,7 @@ func (d *decoder) config(root *node) {
 		o.wrong("version", "the number 1")
 	}
 	d.node(o)
+	d.store(o)
 	d.cfg.FRR.EVPN = EVPNRequire
 	if f, ok := o.section("frr", "frr"); ok {
 		d.cfg.FRR.EVPN = choice(f, "evpn", EVPNRequire, EVPNCreate)
@@ -331,6 +333,7 @@ func (d *decoder) config(root *node) {
 	}
 	slices.SortFunc(d.cfg.Pools, func(a, b Pool) int { return cmp.Compare(a.Name, b.Name) })
 	d.poolOverlaps()
+	d.numberOverlaps()
 
 	if entries, ok := o.names("endpoints", "endpoint names to their settings", maxEndpoints); ok {
 		d.endpoints = map[string]bool{}
@@ -397,48 +400,6 @@ func (d *decoder) transaction(o object) {
 		}
 		dr.bad(key, "quiet is %s and limit is %s; quiet must not be longer than limit", short(t.DrainQuiet), short(t.DrainLimit))
 	}
-}
-
-func (d *decoder) readPool(e entry) {
-	path := join("pools", e.key)
-	before := len(d.probs)
-	if why := badName(e.key); why != "" {
-		d.bad(e.pos, path, "%s", why)
-	}
-	o, ok := d.object(e.val, e.pos, path, "pools.*")
-	if !ok {
-		return
-	}
-	p := Pool{Name: e.key, Reclaim: choice(o, "reclaim", ReclaimRecycle, ReclaimRetain)}
-	if !o.has("addresses") {
-		o.missing("addresses", "list what to allocate from, such as [10.255.0.0/24]")
-	}
-	if items, ok := o.list("addresses", "a list of prefixes such as [10.255.0.0/24]", "a prefix such as 10.255.0.0/24"); ok && len(items) == 0 && len(o.vals["addresses"].val.items) == 0 {
-		o.bad("addresses", "is an empty list; list what to allocate from, such as [10.255.0.0/24]")
-	} else {
-		for _, s := range items {
-			prefix, why := parsePrefix(s.value)
-			if why != "" {
-				d.bad(s.pos, s.field, "%s", why)
-				continue
-			}
-			p.Addresses = append(p.Addresses, prefix)
-			d.entries = append(d.entries, span{prefix, e.key, s.field, s.pos})
-		}
-	}
-	items, _ := o.list("exclude", "a list of addresses, ranges and prefixes", "an address, a range or a prefix")
-	for _, s := range items {
-		r, why := parseRange(s.value)
-		if why != "" {
-			d.bad(s.pos, s.field, "%s", why)
-			continue
-		}
-		p.Exclude = append(p.Exclude, r)
-	}
-	slices.SortFunc(p.Exclude, func(a, b Range) int { return cmp.Or(a.First.Compare(b.First), a.Last.Compare(b.Last)) })
-	p.Exclude = slices.Compact(p.Exclude)
-	d.usable[e.key] = len(d.probs) == before
-	d.cfg.Pools = append(d.cfg.Pools, p)
 }
 
 // pool is the pool of that name, or the zero Pool.
@@ -537,7 +498,7 @@ func (d *decoder) address(o object, a *Address) {
 	case len(kinds) > 1:
 		o.bad(kinds[1], "stands beside %s at %s; an address has exactly one of pool, static and cidr", kinds[0], o.at(kinds[0]))
 	}
-	for _, need := range [][2]string{{"prefer", "pool"}, {"from", "cidr"}} {
+	for _, need := range [][2]string{{"prefer", "pool"}, {"group", "pool"}, {"from", "cidr"}} {
 		if o.has(need[0]) && !o.has(need[1]) && len(kinds) > 0 {
 			o.bad(need[0], "goes with %s, which is not here; leave it out", need[1])
 		}
@@ -575,6 +536,18 @@ func (d *decoder) fromPool(o object, a *Address) {
 		ok = false
 	}
 	a.Pool = name
+	if group, given := o.text("group", "a name"); given {
+		if why := badName(group); why != "" {
+			o.bad("group", "%s", why)
+		}
+		a.Group = group
+	}
+	if ok && d.usable[name] {
+		if kind := d.pool(name).Kind(); kind != PoolAddress {
+			o.bad("pool", "pool %s at %s is of kind %s; an endpoint needs a pool with addresses", name, d.cfg.At(join("pools", name)), kind)
+			ok = false
+		}
+	}
 	prefer, preferOK := o.addr("prefer")
 	if !preferOK || !ok || !d.usable[name] {
 		return

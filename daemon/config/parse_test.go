@@ -138,15 +138,15 @@ f:2:7: node: the tag "!x" is not accepted; leave it out`},
 		{"version 2", "version: 2\nnode: 5\nvrfs: {}\n", `f:1:10: version: is 2; must be 1, the only version known here`},
 		{"version of the wrong type", "version: \"1\"\nnode: {name: x}\n", `f:1:10: version: is the text "1"; must be the number 1`},
 		{"version with a fraction", "version: 1.0\nnode: {name: x}\n", `f:1:10: version: is 1.0; must be the number 1`},
-		{"unknown key", head + "vrfs: {red: {vni: 5000}}\n", `f:3:1: vrfs: is not a known key; known here: version, node, pools, endpoints, vlanBridge, vnis, frr, transaction`},
+		{"unknown key", head + "vrfs: {red: {vni: 5000}}\n", `f:3:1: vrfs: is not a known key; known here: version, node, store, pools, endpoints, vlanBridge, vnis, frr, transaction`},
 		{"unknown keys, close", head + "vnsi: {}\nfrr: {evnp: create}\nendpoints:\n  a: {loopback: {mtu: 1}, adress: {}, address: {static: 10.0.0.1}}\n", `
 f:3:1: vnsi: is not a known key; did you mean vnis?
 f:4:7: frr.evnp: is not a known key; did you mean evpn?
 f:6:18: endpoints.a.loopback.mtu: is not a known key; there are none here
 f:6:27: endpoints.a.adress: is not a known key; did you mean address?`},
 		{"unknown key of a strange kind", head + "\"a\\nb\": 1\n\"\": 2\n", `
-f:3:1: "a\nb": is not a known key; known here: version, node, pools, endpoints, vlanBridge, vnis, frr, transaction
-f:4:1: "": is not a known key; known here: version, node, pools, endpoints, vlanBridge, vnis, frr, transaction`},
+f:3:1: "a\nb": is not a known key; known here: version, node, store, pools, endpoints, vlanBridge, vnis, frr, transaction
+f:4:1: "": is not a known key; known here: version, node, store, pools, endpoints, vlanBridge, vnis, frr, transaction`},
 		{"wrong types", "version: 1\nnode: leaf1\npools: []\nendpoints: 5\nvlanBridge: br\nvnis: x\nfrr: true\ntransaction: 1s\n", `
 f:2:7: node: is the text "leaf1"; must be a mapping of name, index
 f:3:8: pools: is a list; must be a mapping from pool names to their addresses, or left out
@@ -180,7 +180,7 @@ f:3:55: transaction.timeout: is the text "48h"; must be a duration over 0s and u
   c: {addresses: [10.0.0.1, 10.0.0.1/24, x, 127.0.0.0/8, 0.0.0.0/0, [], 10.9.0.0/24], reclaim: keep, exclude: [10.0.0.9-10.0.0.5, "10.0.0.1-::1", x-y, 10.0.0.1/24, fe80::1%a]}
   "d e": {addresses: []}
 `, `
-f:4:3: pools.a.addresses: is missing; list what to allocate from, such as [10.255.0.0/24]
+f:4:3: pools.a: has none of addresses, ranges and prefixes; list what to allocate from, such as addresses: [10.255.0.0/24]
 f:5:18: pools.b.addresses: is the text "10.0.0.0/24"; must be a list of prefixes such as [10.255.0.0/24]
 f:6:19: pools.c.addresses[0]: "10.0.0.1" has no length; must be a prefix such as 10.0.0.1/32
 f:6:29: pools.c.addresses[1]: 10.0.0.1/24 has bits set after its length; must be 10.0.0.0/24
@@ -206,6 +206,105 @@ f:5:60: pools.a.addresses[3]: 2001:db8::/32 overlaps 2001:db8::/64 of pool z at 
 		{"overlap beside a broken entry", head + "pools:\n  a: {addresses: [x, 10.0.0.0/24, 10.0.0.0/25]}\n", `
 f:4:19: pools.a.addresses[0]: "x" is not a prefix; must be one such as 10.255.0.0/24 or 2001:db8::/64
 f:4:35: pools.a.addresses[2]: 10.0.0.0/25 overlaps 10.0.0.0/24 of pool a at f:4:22; an address must be in one entry only`},
+
+		{"kinds of pools", head + `pools:
+  a: {addresses: [10.0.0.0/24], ranges: ["1..2"]}
+  b: {ranges: [1..5, 5..9, 7, 010, x, 9..8, "-1", 18446744073709551616, {}, 100], length: 4, exclude: [6..7, 10.0.0.1]}
+  c: {prefixes: [10.1.0.0/16, 10.2.0.0/28, "2001:db8::/16", 10.3.0.1/24, 0.0.0.0/0, "::ffff:10.0.0.0/104", 10.1.128.0/20], length: 24}
+  d: {prefixes: [10.4.0.0/16]}
+  e: {prefixes: [], length: 0}
+  f: {addresses: [10.1.4.0/24], length: 24}
+  g: {ranges: []}
+  h: {ranges: [100..200], exclude: 1}
+  i: {prefixes: [169.254.0.0/16], length: 31, exclude: [1..5]}
+endpoints:
+  a: {loopback: {}, address: {pool: h}}
+  b: {loopback: {}, address: {static: 10.4.0.1}}
+  c: {loopback: {}, address: {static: 10.1.0.1}}
+`, `
+f:4:41: pools.a.ranges: stands beside addresses at f:4:18; a pool has exactly one of addresses, ranges and prefixes
+f:5:22: pools.b.ranges[1]: 5..9 overlaps 1..5 of pool b at f:5:16; a number must be in one entry only
+f:5:28: pools.b.ranges[2]: 7 overlaps 5..9 of pool b at f:5:22; a number must be in one entry only
+f:5:31: pools.b.ranges[3]: "010" is neither a number nor a range; must be one such as 65010 or 64512..64999
+f:5:36: pools.b.ranges[4]: "x" is neither a number nor a range; must be one such as 65010 or 64512..64999
+f:5:39: pools.b.ranges[5]: "9..8" ends before it begins; must be 8..9
+f:5:45: pools.b.ranges[6]: "-1" is neither a number nor a range; must be one such as 65010 or 64512..64999
+f:5:51: pools.b.ranges[7]: "18446744073709551616" is neither a number nor a range; must be one such as 65010 or 64512..64999
+f:5:73: pools.b.ranges[8]: is a mapping; must be a range such as "64512..64999" or a number
+f:5:91: pools.b.length: goes with prefixes, which is not here; leave it out
+f:5:110: pools.b.exclude[1]: "10.0.0.1" is neither a number nor a range; must be one such as 65010 or 64512..64999
+f:6:31: pools.c.prefixes[1]: 10.2.0.0/28 has no prefixes of length 24, which length at f:6:132 asks for; the length must be from 28 to 32
+f:6:44: pools.c.prefixes[2]: 2001:db8::/16 has bits set after its length; must be 2001::/16
+f:6:61: pools.c.prefixes[3]: 10.3.0.1/24 has bits set after its length; must be 10.3.0.0/24
+f:6:74: pools.c.prefixes[4]: 0.0.0.0/0 is everything there is; must be a longer prefix
+f:6:85: pools.c.prefixes[5]: ::ffff:10.0.0.0/104 is an IPv4 prefix mapped into IPv6; write it as IPv4
+f:6:108: pools.c.prefixes[6]: 10.1.128.0/20 overlaps 10.1.0.0/16 of pool c at f:6:18; an address must be in one entry only
+f:7:3: pools.d.length: is missing; write the length of the prefixes to hand out, such as length: 26
+f:8:17: pools.e.prefixes: is an empty list; list what to allocate from, such as [10.0.0.0/16]
+f:8:29: pools.e.length: is 0; must be a decimal number from 1 to 128
+f:9:19: pools.f.addresses[0]: 10.1.4.0/24 overlaps 10.1.0.0/16 of pool c at f:6:18; an address must be in one entry only
+f:9:41: pools.f.length: goes with prefixes, which is not here; leave it out
+f:10:15: pools.g.ranges: is an empty list; list what to allocate from, such as ["64512..64999"]
+f:11:16: pools.h.ranges[0]: 100..200 overlaps 100 of pool b at f:5:77; a number must be in one entry only
+f:11:36: pools.h.exclude: is 1; must be a list of numbers and ranges
+f:12:57: pools.i.exclude[0]: "1..5" is not an address, a range or a prefix; must be one such as 10.255.0.1, 10.255.0.5-10.255.0.9 or 10.255.0.64/28
+f:15:39: endpoints.b.address.static: 10.4.0.1 lies in pool d at f:7:18, which could give it to somebody else, in a prefix; exclude it there or use one outside
+f:16:39: endpoints.c.address.static: 10.1.0.1 lies in pool c at f:6:18, which could give it to somebody else, in a prefix; exclude it there or use one outside`},
+		{"pools that are not for endpoints", head + `pools:
+  n: {ranges: [1..9]}
+  p: {prefixes: [10.0.0.0/16], length: 24}
+endpoints:
+  a: {loopback: {}, address: {pool: n}}
+  b: {loopback: {}, address: {pool: p, prefer: 10.0.0.1}}
+`, `
+f:7:37: endpoints.a.address.pool: pool n at f:4:3 is of kind index; an endpoint needs a pool with addresses
+f:8:37: endpoints.b.address.pool: pool p at f:5:3 is of kind prefix; an endpoint needs a pool with addresses`},
+		{"groups", head + `pools:
+  p: {addresses: [10.0.0.0/24]}
+  q: {addresses: [10.0.1.0/24]}
+endpoints:
+  a: {loopback: {}, address: {pool: p, group: g}}
+  b: {loopback: {}, address: {pool: q, group: g}}
+  c: {loopback: {}, address: {pool: p, group: g}}
+  d: {loopback: {}, address: {pool: p, group: "g h"}}
+  e: {loopback: {}, address: {static: 10.1.0.1, group: g}}
+`, `
+f:9:47: endpoints.c.address.group: g is the group of endpoint a at f:7:47, and so has its address; a router can have a group's address once
+f:10:47: endpoints.d.address.group: "g h" can't be a name here: it holds a space; use letters, digits, '.', '-' and '_', at most 63, the first a letter or a digit
+f:11:56: endpoints.e.address.group: goes with pool, which is not here; leave it out`},
+
+		{"store", head + "store: {}\n", `f:3:1: store: has neither directory nor etcd; must have exactly one of the two, or be left out`},
+		{"two stores", head + "store: {directory: /a, etcd: {endpoints: [a:1]}}\n", `f:3:24: store.etcd: stands beside directory at f:3:20; a store is exactly one of the two`},
+		{"store of another type", head + "store: /var/lib\n", `f:3:8: store: is the text "/var/lib"; must be a mapping of directory, etcd`},
+		{"directory", head + "store: {directory: a/b}\n", `f:3:20: store.directory: "a/b" is not an absolute path; it must begin with '/'`},
+		{"directory that climbs", head + "store: {directory: /a/../b}\n", `f:3:20: store.directory: "/a/../b" is not a plain path; write it without '//', '.', '..' or a '/' at its end`},
+		{"etcd without endpoints", head + "store: {etcd: {}}\n", `f:3:9: store.etcd.endpoints: is missing; list the members to ask, such as [https://10.0.0.1:2379]`},
+		{"etcd with no endpoint", head + "store: {etcd: {endpoints: []}}\n", `f:3:27: store.etcd.endpoints: is an empty list; list the members to ask, such as [https://10.0.0.1:2379]`},
+		{"etcd", head + `store:
+  etcd:
+    endpoints: [10.0.0.1, "https://a:2379/x", "https://root:secret@a:1", "ftp://a:1", "a:0", a:1, "https://a:1", "http://b:1", "http://[fe80::1%eth0]:1", 5, []]
+    prefix: vtepd/
+    tls: {ca: ca.pem, cert: /a}
+    username: ""
+`, `
+f:5:17: store.etcd.endpoints[0]: "10.0.0.1" has no host or no port; must be one such as https://10.0.0.1:2379 or 10.0.0.1:2379
+f:5:27: store.etcd.endpoints[1]: "https://a:2379/x" has more than a host and a port; must be one such as https://10.0.0.1:2379 or 10.0.0.1:2379
+f:5:47: store.etcd.endpoints[2]: has a user or a password in it, which end up in logs; write username and passwordFile instead
+f:5:74: store.etcd.endpoints[3]: "ftp://a:1" is neither http nor https; must be one such as https://10.0.0.1:2379 or 10.0.0.1:2379
+f:5:87: store.etcd.endpoints[4]: "a:0" has no host or no port; must be one such as https://10.0.0.1:2379 or 10.0.0.1:2379
+f:5:99: store.etcd.endpoints[6]: https://a:1 is here a second time, the first is at f:5:94; keep one
+f:5:114: store.etcd.endpoints[7]: http://b:1 is not https, and tls at f:7:5 asks for it; write https://
+f:5:128: store.etcd.endpoints[8]: is not a URL; must be one such as https://10.0.0.1:2379 or 10.0.0.1:2379
+f:5:155: store.etcd.endpoints[9]: "5" has no host or no port; must be one such as https://10.0.0.1:2379 or 10.0.0.1:2379
+f:5:158: store.etcd.endpoints[10]: is a list; must be a URL such as https://10.0.0.1:2379
+f:6:13: store.etcd.prefix: "vtepd/" can't be a prefix of keys; must begin with '/', end without, have no empty part and at most 255 bytes, such as /vtepd
+f:7:15: store.etcd.tls.ca: "ca.pem" is not an absolute path; it must begin with '/'
+f:7:29: store.etcd.tls.cert: goes with key, which is missing; write both or neither
+f:8:15: store.etcd.username: "" can't be a name; must be text without control characters
+f:8:15: store.etcd.username: goes with passwordFile, which is missing; write both or neither`},
+		{"etcd with two schemes", head + "store: {etcd: {endpoints: [\"https://a:1\", \"http://b:1\"], prefix: \"/a b\"}}\n", `
+f:3:43: store.etcd.endpoints[1]: http://b:1 has another scheme than https://a:1; all endpoints must be http, or all https
+f:3:66: store.etcd.prefix: "/a b" can't be a prefix of keys: it holds a space; must be one such as /vtepd`},
 
 		{"endpoint names", head + `endpoints:
   "vtep 0": {loopback: {}, address: {static: 10.0.0.1}}
@@ -266,7 +365,7 @@ f:7:57: endpoints.d.address.prefer: goes with pool, which is not here; leave it 
 f:7:73: endpoints.d.address.from: goes with cidr, which is not here; leave it out
 f:8:21: endpoints.e.address.from: is missing; write from: index, the only way there is
 f:9:56: endpoints.f.address.from: is the text "name"; must be index
-f:10:30: endpoints.g.address: is the text "10.0.0.1"; must be a mapping of pool, prefer, static, cidr, from`},
+f:10:30: endpoints.g.address: is the text "10.0.0.1"; must be a mapping of pool, prefer, group, static, cidr, from`},
 		{"unusable addresses", head + `endpoints:
   a: {loopback: {}, address: {static: 0.0.0.0}}
   b: {loopback: {}, address: {static: 224.0.0.1}}
@@ -390,7 +489,7 @@ func TestLimits(t *testing.T) {
 		{many(maxVNIs, head+"endpoints: {a: {loopback: {}, address: {static: 10.0.0.1}}}\nvnis:\n", " %d: {endpoint: a}\n"), ""},
 		{many(maxVNIs+1, head+"vnis:\n", " %d: {endpoint: a}\n"), "f:3:1: vnis: holds 16385 entries; at most 16384 are possible"},
 		{many(maxPools+1, head+"pools:\n", " p%d: {addresses: []}\n"), "f:3:1: pools: holds 257 entries; at most 256 are possible"},
-		{many(maxPoolEntries+1, head+"pools:\n p:\n  addresses:\n", "  - 2001:db8::%d/128\n"), "f:3:1: pools: all pools together have 4097 entries under addresses; at most 4096 are possible"},
+		{many(maxPoolEntries+1, head+"pools:\n p:\n  addresses:\n", "  - 2001:db8::%d/128\n"), "f:3:1: pools: all pools together have 4097 entries under addresses, ranges and prefixes; at most 4096 are possible"},
 		{many(maxExcludes+1, head+"pools:\n p:\n  addresses: [2001:db8::/64]\n  exclude:\n", "  - 2001:db8::%x\n"), "f:3:1: pools: all pools together have 16385 entries under exclude; at most 16384 are possible"},
 	} {
 		_, err := Parse("f", []byte(test.in))
@@ -427,7 +526,7 @@ func TestMerge(t *testing.T) {
 b.yaml:2:3: endpoints.b: is here a second time, the first is at a.yaml:4:3; keep one
 b.yaml:3:1: node: is here a second time, the first is at a.yaml:2:1; keep one
 b.yaml:4:1: version: is here a second time, the first is at a.yaml:1:1; keep one
-b.yaml:5:1: vrfs: is not a known key; known here: version, node, pools, endpoints, vlanBridge, vnis, frr, transaction
+b.yaml:5:1: vrfs: is not a known key; known here: version, node, store, pools, endpoints, vlanBridge, vnis, frr, transaction
 c.yaml:1:1: vrfs: is here a second time, the first is at b.yaml:5:1; keep one`,
 		a,
 		Source{"b.yaml", []byte("endpoints:\n  b: {loopback: {}, address: {static: 10.0.0.2}}\nnode: {name: leaf1}\nversion: 1\nvrfs: {}\n")},
@@ -462,6 +561,18 @@ func TestEqual(t *testing.T) {
 	for _, edit := range [][2]string{
 		{"name: leaf1", "name: leaf2"},
 		{"index: 1", "index: 2"},
+		{"10.0.0.3:2379", "10.0.0.4:2379"},
+		{"prefix: /vtepd", "prefix: /other"},
+		{"ca: /etc/vtepd/pki/ca.pem", "ca: /etc/vtepd/ca.pem"},
+		{"cert: /etc/vtepd/pki/leaf1.pem", "cert: /etc/vtepd/leaf1.pem"},
+		{"key: /etc/vtepd/pki/leaf1.key", "key: /etc/vtepd/leaf1.key"},
+		{"username: vtepd", "username: other"},
+		{"passwordFile: /etc/vtepd/etcd.password", "passwordFile: /etc/vtepd/password"},
+		{"64512..64999", "64512..64998"},
+		{"64600..64609", "64600..64608"},
+		{"10.128.0.0/16", "10.129.0.0/16"},
+		{"length: 26", "length: 27"},
+		{"group: gateways", "group: others"},
 		{"  vteps:\n", "  vtepz:\n"},
 		{"[10.255.0.0/24, 10.255.2.0/25]", "[10.255.2.0/25, 10.255.0.0/24]"},
 		{"10.255.0.5-10.255.0.9", "10.255.0.5-10.255.0.8"},
@@ -496,6 +607,60 @@ func TestEqual(t *testing.T) {
 		}
 		if c := parse(other); one.Equal(c) || one.Hash() == c.Hash() {
 			t.Errorf("%s or %s: no difference", edit[0], edit[1])
+		}
+	}
+}
+
+func TestStore(t *testing.T) {
+	for _, test := range []struct {
+		in   string
+		want Store
+		text string
+	}{
+		{"", Store{}, "dir:"},
+		{"store: {directory: /srv/claims}", Store{Directory: "/srv/claims"}, "dir:/srv/claims"},
+		{
+			`store: {etcd: {endpoints: [b:2, "http://a:02/", "[2001:db8::1]:1"]}}`,
+			Store{Etcd: Etcd{Endpoints: []string{"http://[2001:db8::1]:1", "http://a:2", "http://b:2"}, Prefix: "/vtepd"}},
+			"etcd:http://[2001:db8::1]:1,http://a:2,http://b:2/vtepd",
+		},
+		{
+			"store: {etcd: {endpoints: [a:1], prefix: /x/y, tls: {}, username: u, passwordFile: /p}}",
+			Store{Etcd: Etcd{Endpoints: []string{"https://a:1"}, Prefix: "/x/y", Username: "u", PasswordFile: "/p"}},
+			"etcd:https://a:1/x/y",
+		},
+	} {
+		c, err := Parse("f", []byte(head+test.in))
+		if err != nil {
+			t.Errorf("%s: %v", test.in, err)
+			continue
+		}
+		if diff := cmp.Diff(test.want, c.Store); diff != "" || c.Store.String() != test.text {
+			t.Errorf("%s: %s, %s", test.in, c.Store, diff)
+		}
+	}
+	for in, want := range map[string]string{
+		"dir:/a":                   "dir:/a",
+		"etcd:a:1":                 "etcd:https://a:1/vtepd",
+		"etcd:b:1,http://a:2/x/y":  "some endpoints are http and some https; all must be the same",
+		"etcd:https://b:1,a:2/x/y": "etcd:https://a:2,https://b:1/x/y",
+		"etcd:a:1,a:1":             "etcd:https://a:1/vtepd",
+		"dir:a":                    `dir:a: "a" is not an absolute path; it must begin with '/'`,
+		"etcd:":                    `etcd:: "" has no host or no port; must be one such as https://10.0.0.1:2379 or 10.0.0.1:2379`,
+		"etcd:u:p@a:1":             "etcd:u:p@a:1: has a user or a password in it, which end up in logs; write username and passwordFile instead",
+		"etcd:a:1/":                `etcd:a:1/: "/" can't be a prefix of keys; must begin with '/', end without, have no empty part and at most 255 bytes, such as /vtepd`,
+		"/var/lib":                 `"/var/lib" is not a store; must be dir:PATH or etcd:ENDPOINT[,ENDPOINT...][/PREFIX]`,
+	} {
+		s, err := ParseStore(in, "https")
+		got := s.String()
+		if err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("%s:\ngot  %s\nwant %s", in, got, want)
+		}
+		if again, err2 := ParseStore(got, "https"); err == nil && (err2 != nil || !again.Equal(s)) {
+			t.Errorf("%s isn't read as it is written: %v, %v", got, again, err2)
 		}
 	}
 }

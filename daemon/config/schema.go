@@ -16,13 +16,16 @@ var Schema []byte
 // fields is every key that a file may hold, by the path of its mapping; "*"
 // stands for any name. Whatever isn't here is an unknown key.
 var fields = map[string][]string{
-	"":                     {"version", "node", "pools", "endpoints", "vlanBridge", "vnis", "frr", "transaction"},
+	"":                     {"version", "node", "store", "pools", "endpoints", "vlanBridge", "vnis", "frr", "transaction"},
 	"node":                 {"name", "index"},
-	"pools.*":              {"addresses", "exclude", "reclaim"},
+	"store":                {"directory", "etcd"},
+	"store.etcd":           {"endpoints", "prefix", "tls", "username", "passwordFile"},
+	"store.etcd.tls":       {"ca", "cert", "key"},
+	"pools.*":              {"addresses", "ranges", "prefixes", "length", "exclude", "reclaim"},
 	"endpoints.*":          {"ipvlan", "loopback", "address", "announce"},
 	"endpoints.*.ipvlan":   {"parent", "parentNetns"},
 	"endpoints.*.loopback": {},
-	"endpoints.*.address":  {"pool", "prefer", "static", "cidr", "from"},
+	"endpoints.*.address":  {"pool", "prefer", "group", "static", "cidr", "from"},
 	"vlanBridge":           {"name"},
 	"vnis.*":               {"endpoint", "port", "bridge", "vlan", "mtu"},
 	"frr":                  {"evpn"},

@@ -48,6 +48,12 @@ func TestReferenceHasEveryField(t *testing.T) {
 		}
 	}
 	walk(root, "")
+	have = append(have, "store.directory") // instead of store.etcd, in a comment
+	if text := strings.Replace(withoutEtcd(t), "#directory:", "directory:", 1); !strings.Contains(text, "\n  directory: ") {
+		t.Error("the reference file doesn't show store.directory")
+	} else if _, err := Parse("reference.yaml", []byte(text)); err != nil {
+		t.Error(err)
+	}
 	slices.Sort(have)
 	if have, want := slices.Compact(have), knownFields(); !slices.Equal(have, want) {
 		t.Errorf("the reference file has\n%v\nthe known fields are\n%v", have, want)
@@ -57,6 +63,17 @@ func TestReferenceHasEveryField(t *testing.T) {
 			t.Errorf("reference.yaml:%d: over-long, or a space at its end", i+1)
 		}
 	}
+}
+
+// withoutEtcd is the reference file without store.etcd.
+func withoutEtcd(t *testing.T) string {
+	t.Helper()
+	before, rest, ok := strings.Cut(string(Reference), "  etcd:\n")
+	_, after, closed := strings.Cut(rest, "\n\n")
+	if !ok || !closed {
+		t.Fatal("the reference file has no store.etcd that ends in an empty line")
+	}
+	return before + "\n" + after
 }
 
 // What the reference file calls a default is what leaving it out gives.
@@ -74,8 +91,8 @@ func TestReferenceDefaults(t *testing.T) {
 		}
 		kept = append(kept, line)
 	}
-	if dropped != 10 {
-		t.Errorf("%d defaults, want 10", dropped)
+	if dropped != 11 {
+		t.Errorf("%d defaults, want 11", dropped)
 	}
 	// What is left of a mapping without its keys is no mapping.
 	text := strings.Replace(strings.Join(kept, "\n"), "frr:\n", "frr: {}\n", 1)
@@ -151,8 +168,8 @@ func TestSchemaHasEveryField(t *testing.T) {
 			t.Errorf("%s: the reference file doesn't show the schema's default %v", path, def)
 		}
 	}
-	if len(defaults) != 11-1 { // a bridge's depends on its VNI
-		t.Errorf("%d defaults, want 10: %v", len(defaults), defaults)
+	if len(defaults) != 12-1 { // a bridge's depends on its VNI
+		t.Errorf("%d defaults, want 11: %v", len(defaults), defaults)
 	}
 }
 

@@ -21,7 +21,7 @@ const (
 	maxEndpoints   = 4096
 	maxVNIs        = 16384
 	maxPools       = 256
-	maxPoolEntries = 4096  // addresses entries of all pools
+	maxPoolEntries = 4096  // addresses, ranges and prefixes entries of all pools
 	maxExcludes    = 16384 // exclude entries of all pools
 )
 
