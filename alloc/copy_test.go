@@ -167,7 +167,9 @@ func TestCopyClashes(t *testing.T) {
 		a.Group = group
 		return a
 	}
-	kept := func(value, claim string) alloc.Allocation { return alloc.Allocation{Pool: "p", Value: value, For: claim} }
+	kept := func(value, claim string) alloc.Allocation {
+		return alloc.Allocation{Pool: "p", Value: value, For: claim}
+	}
 	for _, test := range []struct {
 		name     string
 		from, to []alloc.Allocation
@@ -189,22 +191,26 @@ func TestCopyClashes(t *testing.T) {
 		},
 		{
 			"reserved there, held here",
-			[]alloc.Allocation{held("p", "10.0.0.1", "leaf1/x")}, []alloc.Allocation{kept("10.0.0.1", "")},
+			[]alloc.Allocation{held("p", "10.0.0.1", "leaf1/x")},
+			[]alloc.Allocation{kept("10.0.0.1", "")},
 			"10.0.0.1 of pool p is held by leaf1/x in the source, and reserved in the target",
 		},
 		{
 			"a group with another value",
-			[]alloc.Allocation{shared("10.0.0.1", "g", "leaf1/x")}, []alloc.Allocation{shared("10.0.0.2", "g", "leaf2/x")},
+			[]alloc.Allocation{shared("10.0.0.1", "g", "leaf1/x")},
+			[]alloc.Allocation{shared("10.0.0.2", "g", "leaf2/x")},
 			"group g of pool p has 10.0.0.1 in the source, and 10.0.0.2 in the target",
 		},
 		{
 			"another group for a value",
-			[]alloc.Allocation{shared("10.0.0.1", "g", "leaf1/x")}, []alloc.Allocation{shared("10.0.0.1", "h", "leaf2/x")},
+			[]alloc.Allocation{shared("10.0.0.1", "g", "leaf1/x")},
+			[]alloc.Allocation{shared("10.0.0.1", "h", "leaf2/x")},
 			"10.0.0.1 of pool p is held by group g (leaf1/x) in the source, and held by group h (leaf2/x) in the target",
 		},
 		{
 			"a group's members come together",
-			[]alloc.Allocation{shared("10.0.0.1", "g", "leaf1/x", "leaf3/x")}, []alloc.Allocation{shared("10.0.0.1", "g", "leaf2/x", "leaf3/x")},
+			[]alloc.Allocation{shared("10.0.0.1", "g", "leaf1/x", "leaf3/x")},
+			[]alloc.Allocation{shared("10.0.0.1", "g", "leaf2/x", "leaf3/x")},
 			"{Made:0 Joined:1 Present:0}",
 		},
 		{
