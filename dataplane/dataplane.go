@@ -145,6 +145,9 @@ const (
 	Set Verb = "set"
 	// Delete deletes the link called Link.Name. One that isn't there is success; one whose owner isn't Link.Owner is ErrNotOurs.
 	Delete Verb = "delete"
+	// Adopt puts the alias of Link.Owner, and Link.Group, on a link of nobody's that somebody was told to make. The link must
+	// be as Link says in all else: ErrInTheWay. One that isn't there is ErrNotFound, one with another owner ErrNotOurs.
+	Adopt Verb = "adopt"
 	// Regroup puts Link.Name into Group. A link that isn't there is success, one that isn't ours is ErrNotOurs.
 	Regroup Verb = "regroup"
 	// GroupUp and GroupDown set every link of Group up or down in one message, GroupDelete deletes them all. The
@@ -177,7 +180,7 @@ func (o Op) String() string {
 	var more []string
 	add := func(format string, args ...any) { more = append(more, fmt.Sprintf(format, args...)) }
 	switch o.Verb {
-	case Create, Expose, Set:
+	case Create, Expose, Set, Adopt:
 		l := o.Link
 		for _, a := range l.Addrs {
 			add("%s", a)
@@ -237,6 +240,9 @@ type Counts struct {
 
 // Kernel changes and reads the router's namespace. One goroutine at a time uses it.
 type Kernel interface {
+	// Lacks says why the kernel can't make links of a kind, in its own words, and "" when it can. It tries in a namespace
+	// that is dropped at once.
+	Lacks(ctx context.Context, kind Kind) (string, error)
 	// Observe reads every link of the router's namespace, and those of the namespaces named in netns. A dump that was
 	// interrupted is taken again. A namespace of netns that can't be opened is not an error: its Netns says why.
 	Observe(ctx context.Context, netns []string) (Observation, error)

@@ -124,6 +124,8 @@ func (m *Model) Plan(op Op) ([]Change, error) {
 			return nil, err
 		}
 		return m.set(have, want)
+	case Adopt:
+		return m.adopt(have, there, want)
 	case Delete:
 		if !there {
 			return nil, nil
@@ -146,6 +148,27 @@ func (m *Model) Plan(op Op) ([]Change, error) {
 		return m.group(op.Verb, op.Group)
 	}
 	return nil, fmt.Errorf("unknown verb %q", op.Verb)
+}
+
+// adopt is what makes a link of nobody's vtepd's.
+func (m *Model) adopt(have Link, there bool, want Link) ([]Change, error) {
+	switch {
+	case !want.Ours():
+		return nil, fmt.Errorf("%w: a link without an owner is never made", ErrNotOurs)
+	case !there:
+		return nil, ErrNotFound
+	case have.Ours() && have.Owner != want.Owner:
+		return nil, fmt.Errorf("%w: %s", ErrNotOurs, have)
+	}
+	after := have
+	after.Owner, after.Group = want.Owner, want.Group
+	if d := want.Diff(after); len(d) > 0 {
+		return nil, fmt.Errorf("%w: %s has %s", ErrInTheWay, have, strings.Join(d, ", "))
+	}
+	if have.Owner == after.Owner && have.Group == after.Group {
+		return nil, nil
+	}
+	return []Change{{have, after}}, nil
 }
 
 // set is what makes have into want, in place.

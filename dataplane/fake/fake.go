@@ -38,6 +38,7 @@ type Kernel struct {
 	hook     func(k int, when When, op dataplane.Op)
 	fail     map[int]error
 	failObs  map[int]error
+	lacks    map[dataplane.Kind]string
 	ops, obs int
 	counts   dataplane.Counts
 	closed   bool
@@ -54,7 +55,22 @@ func New() *Kernel {
 		received: map[string]uint64{},
 		fail:     map[int]error{},
 		failObs:  map[int]error{},
+		lacks:    map[dataplane.Kind]string{},
 	}
+}
+
+// SetLacks says why the kernel can't make links of a kind; "": it can.
+func (k *Kernel) SetLacks(kind dataplane.Kind, why string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.lacks[kind] = why
+}
+
+// Lacks implements dataplane.Kernel.
+func (k *Kernel) Lacks(ctx context.Context, kind dataplane.Kind) (string, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.lacks[kind], k.usable(ctx)
 }
 
 // Add puts links into the router's namespace as they are, with no check: foreign ones, or what an earlier daemon left.

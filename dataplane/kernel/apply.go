@@ -168,6 +168,12 @@ func (w *writer) do(op dataplane.Op) error {
 		l := changes[0].Before
 		err = errors.Join(w.deleteAddrs(l), w.add(link(unix.RTM_DELLINK, 0, unix.AF_UNSPEC, w.details[l.Name].index, nil, none)))
 		w.pending[len(w.pending)-1].gone = true
+	case dataplane.Adopt:
+		l := changes[0].After
+		err = w.add(link(unix.RTM_NEWLINK, 0, unix.AF_UNSPEC, w.details[l.Name].index, nil, func(e *mdl.AttributeEncoder) {
+			e.Uint32(unix.IFLA_GROUP, l.Group)
+			e.String(unix.IFLA_IFALIAS, dataplane.AliasPrefix+l.Owner)
+		}))
 	case dataplane.Regroup:
 		err = w.regroup(changes[0].After)
 	case dataplane.GroupUp, dataplane.GroupDown:

@@ -27,7 +27,8 @@ type Kernel struct {
 	router *view
 	shadow *view // nil: nothing is staged
 	ipv6   bool
-	last   int32 // the last interface index given away
+	last   int32                   // the last interface index given away
+	has    map[dataplane.Kind]bool // kinds that the kernel was seen to have
 	counts dataplane.Counts
 }
 

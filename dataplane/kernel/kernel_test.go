@@ -489,3 +489,16 @@ func witness(t *testing.T, k *kernel.Kernel, e *env) {
 		}
 	}
 }
+
+// TestLacks: a kind that no kernel has is named in the kernel's own words, and nothing is left of the trial.
+func TestLacks(t *testing.T) {
+	k, e := open(t)
+	before := links(t, e.router)
+	const want = "operation not supported (Unknown device type)"
+	if why, err := k.Lacks(t.Context(), "nosuchkind"); why != want || err != nil {
+		t.Errorf("nosuchkind: %q, %v; want %q", why, err, want)
+	}
+	if after := links(t, e.router); len(after) != len(before) {
+		t.Errorf("there is more than before: %v", after)
+	}
+}

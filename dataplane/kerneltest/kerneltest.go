@@ -368,6 +368,29 @@ var cases = []struct {
 		}
 		b.is(other)
 	}},
+	{"adopt", Plain, func(b *bench) {
+		b.env.Add(b, foreign("br7", dataplane.Bridge))
+		want := bridge("br7")
+		want.Up, want.Group = true, 9
+		adopt := dataplane.Op{Verb: dataplane.Adopt, Link: want}
+		b.refused(dataplane.ErrInTheWay, "adopt br7: in the way: br7 (bridge) has kind bridge, wanted vxlan",
+			dataplane.Op{Verb: dataplane.Adopt, Link: with(want, func(l *dataplane.Link) { l.Kind = dataplane.VXLAN })})
+		b.refused(dataplane.ErrInTheWay, "adopt br7: in the way: br7 (bridge) has addresses none, wanted 192.0.2.1/32",
+			dataplane.Op{Verb: dataplane.Adopt, Link: with(want, func(l *dataplane.Link) { l.Addrs = prefixes("192.0.2.1/32") })})
+		b.refused(dataplane.ErrNotFound, "adopt br8: not there", dataplane.Op{Verb: dataplane.Adopt, Link: bridge("br8")})
+		b.apply(adopt)
+		b.is(want)
+		b.quiet(adopt)
+		b.refused(dataplane.ErrNotOurs, "adopt br7: not vtepd's: br7 (bridge of bridge/br7)",
+			dataplane.Op{Verb: dataplane.Adopt, Link: with(want, func(l *dataplane.Link) { l.Owner = "bridge/other" })})
+	}},
+	{"what the kernel has", Plain, func(b *bench) {
+		for range 2 {
+			if why, err := b.k.Lacks(b.Context(), dataplane.Bridge); why != "" || err != nil {
+				b.Errorf("bridge: %q, %v", why, err)
+			}
+		}
+	}},
 	{"groups", Plain, func(b *bench) {
 		br := with(bridge("br1"), having("172.16.0.1/24"))
 		b.apply(create(br), create(vxlan(1, "192.0.2.1")), create(vxlan(2, "192.0.2.1")), create(with(vxlan(3, "192.0.2.1"), inGroup(8))))
