@@ -76,7 +76,8 @@ func (e *EditError) Unwrap() error { return e.Err }
 
 // Query says what an Observe shall ask for: each part costs its own round trips, none of them one per VNI.
 type Query struct {
-	Config   bool           // Instance, Networks, RouteMap, EVPN, versions
+	Lines    bool           // Fingerprint, and Config without the instance's router id: one round trip
+	Config   bool           // Instance, Networks, RouteMap, EVPN, Version, Fingerprint
 	Sessions bool           // Sessions
 	VNIs     bool           // VNIs
 	Type3    bool           // Type3
@@ -90,7 +91,9 @@ type Observation struct {
 	EVPN     bool      // advertise-all-vni is in the instance
 	Networks []Network // of both unicast families of the instance, sorted by prefix
 	RouteMap RouteMap
-	Sessions []Session // sorted by peer
+	// Fingerprint tells bgpd's whole running configuration from any other: FRR gives no event when a line of it changes.
+	Fingerprint string
+	Sessions    []Session // sorted by peer
 	VNIs     []VNI     // what zebra knows, sorted by VNI
 	Type3    []Type3   // inclusive multicast routes in BGP, ours and those received
 	Routes   []Route   // one for every prefix of the query, in its order

@@ -134,8 +134,9 @@ func (f *Fake) Observe(ctx context.Context, q frr.Query) (frr.Observation, error
 		return frr.Observation{}, f.down
 	}
 	var o frr.Observation
-	if q.Config {
+	if q.Config || q.Lines {
 		f.trips++
+		o.Fingerprint = f.fingerprint()
 		o.Version, o.Instance, o.EVPN, o.RouteMap = f.obs.Version, f.obs.Instance, f.obs.EVPN, f.obs.RouteMap
 		o.Networks = slices.Clone(f.obs.Networks)
 	}
@@ -157,6 +158,15 @@ func (f *Fake) Observe(ctx context.Context, q frr.Query) (frr.Observation, error
 		o.Routes = append(o.Routes, f.route(p))
 	}
 	return o, nil
+}
+
+// fingerprint is of what a running configuration shows: the neighbours are in it, whether they are established is not.
+func (f *Fake) fingerprint() string {
+	var peers []string
+	for _, s := range f.obs.Sessions {
+		peers = append(peers, s.Peer)
+	}
+	return fmt.Sprint(f.obs.Version, f.obs.Instance.ASN, f.obs.EVPN, f.obs.Networks, f.obs.RouteMap, peers)
 }
 
 func (f *Fake) zebraVNIs() []frr.VNI {

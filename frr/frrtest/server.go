@@ -24,6 +24,7 @@ type Server struct {
 	mu       sync.Mutex
 	lines    []string
 	conns    []net.Conn
+	stopped  bool
 	wait     sync.WaitGroup
 }
 
@@ -42,6 +43,9 @@ func Serve(t testing.TB, dir, daemon string, answer func(line string) Answer) *S
 				return
 			}
 			s.mu.Lock()
+			if s.stopped {
+				conn.Close()
+			}
 			s.conns = append(s.conns, conn)
 			s.mu.Unlock()
 			s.wait.Go(func() { s.serve(conn, answer) })
@@ -54,6 +58,9 @@ func Serve(t testing.TB, dir, daemon string, answer func(line string) Answer) *S
 // Stop closes the socket and every connection, as a daemon that ends does. Stopping twice does nothing.
 func (s *Server) Stop() {
 	s.listener.Close()
+	s.mu.Lock()
+	s.stopped = true
+	s.mu.Unlock()
 	s.Drop()
 	s.wait.Wait()
 }

@@ -40,6 +40,7 @@ func Run(t *testing.T, s Subject) {
 			return e
 		}
 		config = func() frr.Observation { return observe(t, s, frr.Query{Config: true}) }
+		lines  = func() frr.Observation { return observe(t, s, frr.Query{Lines: true}) }
 		route  = func(p netip.Prefix) frr.Route {
 			return observe(t, s, frr.Query{Prefixes: []netip.Prefix{p}}).Routes[0]
 		}
@@ -83,7 +84,14 @@ func Run(t *testing.T, s Subject) {
 	s.Address(one, true)
 	s.Address(six, true)
 	all := []frr.Edit{edit(frr.AddRouteMap), edit(frr.AddNetwork, one), edit(frr.AddNetwork, two), edit(frr.AddNetwork, six)}
+	before := lines()
+	if again := lines(); again.Fingerprint != before.Fingerprint || before.Fingerprint == "" || before.Instance.ASN != s.Instance.ASN {
+		t.Errorf("a look at the lines: %+v; and another: %+v", before, again)
+	}
 	apply(t, s, all...)
+	if after := lines(); after.Fingerprint == before.Fingerprint || len(after.Networks) != len(before.Networks)+3 {
+		t.Errorf("a look at the lines: %+v; after the edits: %+v", before, after)
+	}
 	want := []frr.Network{{Prefix: one, RouteMap: frr.Mark}, {Prefix: two, RouteMap: frr.Mark}, {Prefix: six, RouteMap: frr.Mark}, others}
 	frr.SortNetworks(want)
 	if o := config(); !slices.Equal(o.Networks, want) || o.RouteMap != (frr.RouteMap{Present: true, Ours: true}) {

@@ -2,6 +2,8 @@ package vty
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -106,16 +108,24 @@ func noInstance(text string) bool {
 	return strings.TrimSpace(text) == "" || strings.Contains(text, "BGP instance not found")
 }
 
-// Observe implements frr.Router. The parts cost, in round trips: Config two, Sessions and VNIs one, Type3 two, each of
+// parseLines is frr.ParseConfig with the fingerprint of what it parsed.
+func parseLines(text string) (frr.Observation, error) {
+	o, err := frr.ParseConfig(text)
+	sum := sha256.Sum256([]byte(text))
+	o.Fingerprint = hex.EncodeToString(sum[:8])
+	return o, err
+}
+
+// Observe implements frr.Router. The parts cost, in round trips: Lines one, Config two, Sessions and VNIs one, Type3 two, each of
 // Prefixes one and each of their families one more, two while updates of that family wait to be sent.
 func (r *Router) Observe(ctx context.Context, q frr.Query) (frr.Observation, error) {
 	var o frr.Observation
 	var err error
-	if q.Config {
-		if o, err = read(ctx, r, "bgpd", frr.CommandConfig, frr.ParseConfig, nil); err != nil {
+	if q.Config || q.Lines {
+		if o, err = read(ctx, r, "bgpd", frr.CommandConfig, parseLines, nil); err != nil {
 			return frr.Observation{}, err
 		}
-		if o.Instance.ASN != 0 {
+		if q.Config && o.Instance.ASN != 0 {
 			if o.Instance.RouterID, err = read(ctx, r, "bgpd", frr.CommandVRFs, frr.ParseRouterID, nil); err != nil {
 				return frr.Observation{}, err
 			}

@@ -426,7 +426,7 @@ func TestObserveNoInstance(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := frr.Observation{Version: frr.Version{Major: 8, Minor: 4, Patch: 4}, Routes: []frr.Route{{Prefix: one}}}
+	want := frr.Observation{Version: frr.Version{Major: 8, Minor: 4, Patch: 4}, Routes: []frr.Route{{Prefix: one}}, Fingerprint: "331915a6b64e20c2"}
 	if diff := cmp.Diff(want, o, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 		t.Error(diff)
 	}
