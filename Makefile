@@ -1,7 +1,7 @@
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 static = CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o $@ ./$<
 
-.PHONY: build test e2e demo bench fuzz lint clean
+.PHONY: build image test e2e faults demo bench fuzz lint clean
 
 # The daemon, and the lab's two programs. FRR=bookworm|trixie|sid and RUN=REGEX choose for e2e.
 build: bin/vtepd bin/vmrun bin/suite
@@ -14,14 +14,25 @@ bin/suite: e2e/suite FORCE
 	$(static)
 bin/demo: e2e/demo FORCE
 	$(static)
+bin/mkimage: e2e/image/mkimage FORCE
+	$(static)
+
+# The container image, made without an engine: docker load -i bin/vtepd-image.tar
+image: bin/vtepd bin/mkimage
+	@bin/mkimage -o bin/vtepd-image.tar -ref vtepd:latest -version '$(VERSION)' bin/vtepd
 
 test: build
 	@bin/vmrun setup
-	@bin/suite test
+	@bin/suite test -seed '$(SEED)'
 
 e2e: build
 	@bin/vmrun setup
 	@bin/suite e2e -run '$(RUN)' -frr '$(FRR)'
+
+# Whatever fails at whatever moment, the router is in the old state or in the new one. SEED=N repeats a run.
+faults: build
+	@bin/vmrun setup
+	@bin/suite faults -seed '$(SEED)' -frr '$(FRR)'
 
 demo: build bin/demo
 	@bin/vmrun setup

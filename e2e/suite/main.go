@@ -4,13 +4,16 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/signal"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -20,9 +23,10 @@ import (
 )
 
 const usage = `usage:
-  suite test  [-timeout D]              lint, native tests, and the guests' tests on every tested FRR
+  suite test  [-timeout D] [-seed N]    lint, native tests, and the guests' tests on every tested FRR
   suite lint                            go vet, gofumpt, staticcheck
   suite e2e   [-run REGEX] [-frr NAME]  the guest stories of ./e2e/...
+  suite faults [-seed N] [-frr NAME]    the whole fault matrix, on the fake and on one FRR, the newest tested one without a name
   suite bench [-bench REGEX] [-frr NAME]
   suite fuzz  [-time D]                 every fuzz target, one after another
 `
@@ -54,6 +58,7 @@ func command(ctx context.Context, args []string) error {
 	bench := flags.String("bench", ".", "the benchmarks whose names match")
 	frr := flags.String("frr", "", "one Debian release; none is every tested one: "+strings.Join(vm.Tested, ", "))
 	fuzztime := flags.Duration("time", time.Minute, "for each fuzz target")
+	seed := flags.String("seed", "", "of the fault matrix; none is another one each time")
 	if err := flags.Parse(args[1:]); err != nil {
 		return errFailed
 	}
@@ -80,7 +85,19 @@ func command(ctx context.Context, args []string) error {
 	}
 	switch args[0] {
 	case "test":
+		if err := s.sow(*seed); err != nil {
+			return err
+		}
 		return s.test()
+	case "faults":
+		if err := s.sow(*seed); err != nil {
+			return err
+		}
+		if *frr == "" {
+			s.releases = s.releases[len(s.releases)-1:]
+		}
+		s.timeout = max(s.timeout, time.Hour)
+		return s.faults()
 	case "lint":
 		return s.lint()
 	case "e2e":
@@ -94,6 +111,19 @@ func command(ctx context.Context, args []string) error {
 		return s.fuzz(*fuzztime)
 	default:
 		fmt.Fprint(os.Stderr, usage)
-		return fmt.Errorf("%q: unknown, would be test, lint, e2e, bench or fuzz", args[0])
+		return fmt.Errorf("%q: unknown, would be test, lint, e2e, faults, bench or fuzz", args[0])
 	}
+}
+
+// seedVar has the seed of the fault matrix for its tests.
+const seedVar = "VTEPD_FAULTS_SEED"
+
+// sow gives the tests the seed of their fault matrix, and says which it is: the one given, that of the environment, or another.
+func (s *suite) sow(given string) error {
+	seed := cmp.Or(given, os.Getenv(seedVar), fmt.Sprint(1+rand.Uint64N(1<<63)))
+	if n, err := strconv.ParseUint(seed, 10, 64); err != nil || n == 0 {
+		return fmt.Errorf("-seed %q: would be a number from 1 on", seed)
+	}
+	s.say("== faults: seed=%s", seed)
+	return os.Setenv(seedVar, seed)
 }

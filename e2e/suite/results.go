@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -19,6 +21,42 @@ type result struct {
 	passed, failed, skipped int
 	took                    time.Duration
 	failures                []failure
+	faults                  faults
+}
+
+// faults are the counts of the fault matrix: the cases on the fake and in the guest, and how all of them ended.
+type faults struct{ fake, guest, a, b, between, leftovers int }
+
+// faultsLine is what the matrix's tests print.
+var faultsLine = regexp.MustCompile(`\b(fake|guest)=(\d+) ended_a=(\d+) ended_b=(\d+) between=(\d+)(?: leftovers=(\d+))?`)
+
+// add counts what a line of a test's output says, if anything.
+func (f *faults) add(line string) {
+	m := faultsLine.FindStringSubmatch(line)
+	if m == nil {
+		return
+	}
+	ran := &f.fake
+	if m[1] == "guest" {
+		ran = &f.guest
+	}
+	for i, n := range []*int{ran, &f.a, &f.b, &f.between, &f.leftovers} {
+		v, _ := strconv.Atoi(m[i+2]) // leftovers are not said of the fake, where each would be a difference
+		*n += v
+	}
+}
+
+func (f *faults) sum(g faults) {
+	f.fake += g.fake
+	f.guest += g.guest
+	f.a += g.a
+	f.b += g.b
+	f.between += g.between
+	f.leftovers += g.leftovers
+}
+
+func (f faults) String() string {
+	return fmt.Sprintf("faults: fake=%d guest=%d ended_a=%d ended_b=%d between=%d leftovers=%d", f.fake, f.guest, f.a, f.b, f.between, f.leftovers)
 }
 
 // failure is a test that failed or was skipped, and the end of what it said.
@@ -43,6 +81,7 @@ type tally struct {
 	verdict  map[string]string // of each test that began: "", pass, fail, skip
 	output   map[string][]string
 	package_ string // the package's own verdict
+	faults   faults
 }
 
 func newTally() *tally {
@@ -54,6 +93,7 @@ func (t *tally) add(e event) {
 	case "run":
 		t.verdict[e.Test] = ""
 	case "output", "build-output":
+		t.faults.add(e.Output)
 		t.output[e.Test] = append(t.output[e.Test], e.Output)
 	case "pass", "fail", "skip":
 		if e.Test == "" {
@@ -176,11 +216,12 @@ func total(results []result) (sum result) {
 		sum.failed += r.failed
 		sum.skipped += r.skipped
 		sum.took += r.took
+		sum.faults.sum(r.faults)
 	}
 	return sum
 }
 
-// writeTable writes what ran where, what failed there once more, and as the last line the sums.
+// writeTable writes what ran where, what failed there once more, the fault matrix, and as the last line the sums.
 func writeTable(w io.Writer, results []result) error {
 	fmt.Fprintln(w)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
@@ -204,6 +245,9 @@ func writeTable(w io.Writer, results []result) error {
 		}
 	}
 	sum := total(results)
+	if sum.faults != (faults{}) {
+		fmt.Fprintf(w, "\n%s\n", sum.faults)
+	}
 	_, err := fmt.Fprintf(w, "\n%d passed, %d failed, %d skipped\n", sum.passed, sum.failed, sum.skipped)
 	return err
 }

@@ -56,7 +56,7 @@ func (s *suite) test() error {
 		return err
 	}
 	s.say("== native tests")
-	results, err := s.native()
+	results, err := s.native("./...")
 	if err != nil {
 		return err
 	}
@@ -71,9 +71,9 @@ func (s *suite) test() error {
 	return verdict(results)
 }
 
-// verdict is errFailed unless everything passed; a skip is no pass.
+// verdict is errFailed unless everything passed; a skip is no pass, and a router between two states is a failure.
 func verdict(results []result) error {
-	if sum := total(results); sum.failed > 0 || sum.skipped > 0 || sum.passed == 0 {
+	if sum := total(results); sum.failed > 0 || sum.skipped > 0 || sum.passed == 0 || sum.faults.between > 0 || sum.faults.leftovers > 0 {
 		return errFailed
 	}
 	return nil
@@ -104,9 +104,9 @@ func errText(err error) string {
 	return err.Error()
 }
 
-// native runs every package's tests on this host, with the race detector.
-func (s *suite) native() ([]result, error) {
-	cmd := exec.CommandContext(s.ctx, "go", "test", "-race", "-count=1", "-json", "-timeout="+s.timeout.String(), "./...")
+// native runs packages' tests on this host, with the race detector.
+func (s *suite) native(args ...string) ([]result, error) {
+	cmd := exec.CommandContext(s.ctx, "go", append([]string{"test", "-race", "-count=1", "-json", "-timeout=" + s.timeout.String()}, args...)...)
 	cmd.Env = append(os.Environ(), "VTEPD_BIN="+filepath.Join(s.checkout, "bin", "vtepd"))
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
@@ -135,6 +135,7 @@ func (s *suite) native() ([]result, error) {
 		}
 		r := result{pkg: short(e.Package), where: "native", took: time.Duration(e.Elapsed * float64(time.Second))}
 		r.passed, r.failed, r.skipped = t.count()
+		r.faults = t.faults
 		if e.Action == "fail" && r.failed == 0 {
 			r.failed = 1 // it didn't build, or ended outside any test
 		}
@@ -197,6 +198,34 @@ func (s *suite) e2e(run string) error {
 	}
 	for _, line := range e2eLines(results) {
 		s.say("%s", line)
+	}
+	return verdict(results)
+}
+
+// faults runs the whole fault matrix, on the fake and in the guest, and prints its counts as the last line.
+func (s *suite) faults() error {
+	if err := os.Setenv("VTEPD_FAULTS", "all"); err != nil {
+		return err
+	}
+	tagged, err := goList(s.ctx, guestTag)
+	if err != nil {
+		return err
+	}
+	s.say("== the matrix on the fake")
+	results, err := s.native("-run=^TestCentral$", "./daemon")
+	if err != nil {
+		return err
+	}
+	stories := slices.DeleteFunc(guestPackages(nil, tagged), func(p guestPkg) bool { return short(p.ImportPath) != "e2e" })
+	inGuest, err := s.guests(stories, "^TestFaults$")
+	if err != nil {
+		return err
+	}
+	results = append(results, inGuest...)
+	sum := total(results).faults
+	s.say("%s", sum)
+	if sum.fake == 0 || sum.guest == 0 {
+		return errFailed
 	}
 	return verdict(results)
 }
@@ -455,6 +484,7 @@ func (s *suite) job(guest *vm.Guest, lab vm.Lab, binary string, j guestJob) (res
 		return r, err
 	}
 	r.passed, r.failed, r.skipped = t.count()
+	r.faults = t.faults
 	switch {
 	case runErr != nil:
 		t.add(event{Action: "output", Output: runErr.Error() + "\n"})

@@ -187,7 +187,7 @@ func TestFailuresAreTheLeavesWithTheEndOfTheirOutput(t *testing.T) {
 func TestTableEndsWithTheSums(t *testing.T) {
 	var out bytes.Buffer
 	err := writeTable(&out, []result{
-		{pkg: "alloc", where: "native", passed: 12, took: 1500 * time.Millisecond},
+		{pkg: "alloc", where: "native", passed: 12, took: 1500 * time.Millisecond, faults: faults{fake: 5, a: 3, b: 2}},
 		{pkg: "frr/vty", where: "guest trixie", frr: "10.3", passed: 3, failed: 1, skipped: 2, took: time.Minute, failures: []failure{
 			{test: "TestA/b", said: []string{"a.go:1: not so"}}, {said: []string{"exit status 2"}},
 		}},
@@ -205,6 +205,8 @@ guest trixie frr/vty TestA/b
 
 guest trixie frr/vty (outside any test)
     exit status 2
+
+faults: fake=5 guest=0 ended_a=3 ended_b=2 between=0 leftovers=0
 
 15 passed, 1 failed, 2 skipped
 `
@@ -229,9 +231,23 @@ func TestVerdict(t *testing.T) {
 	for _, c := range []struct {
 		r  result
 		ok bool
-	}{{result{passed: 1}, true}, {result{}, false}, {result{passed: 9, failed: 1}, false}, {result{passed: 9, skipped: 1}, false}} {
+	}{{result{passed: 1}, true}, {result{}, false}, {result{passed: 1, faults: faults{between: 1}}, false}, {result{passed: 1, faults: faults{leftovers: 1}}, false}, {result{passed: 9, failed: 1}, false}, {result{passed: 9, skipped: 1}, false}} {
 		if err := verdict([]result{c.r}); (err == nil) != c.ok {
 			t.Errorf("%+v: %v", c.r, err)
 		}
+	}
+}
+
+func TestFaultsAreAddedUp(t *testing.T) {
+	tl := newTally()
+	for _, line := range []string{
+		"    central_test.go:240: fake=100 ended_a=60 ended_b=39 between=1\n", "nothing\n",
+		"    faults_test.go:140: guest=16 ended_a=10 ended_b=6 between=0 leftovers=2\n",
+	} {
+		tl.add(event{Action: "output", Test: "T", Output: line})
+	}
+	sum := total([]result{{faults: tl.faults}, {faults: faults{guest: 4, a: 3, b: 1}}})
+	if got, want := sum.faults.String(), "faults: fake=100 guest=20 ended_a=73 ended_b=46 between=1 leftovers=2"; got != want {
+		t.Errorf("%s, would be %s", got, want)
 	}
 }
