@@ -59,6 +59,14 @@ var Default = Recipe{
 	Revision: 1,
 }
 
+// Containers is the recipe of the guest with a container engine, which only what is about containers needs.
+var Containers = func() Recipe {
+	r := Default
+	r.Releases = []Release{{Name: "trixie", FRR: "10.3"}}
+	r.Packages = append(slices.Clone(r.Packages), "docker.io", "docker-cli", "docker-compose")
+	return r
+}()
+
 // Tested are the releases that the whole test suite runs on.
 var Tested = []string{"bookworm", "trixie"}
 

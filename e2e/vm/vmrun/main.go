@@ -21,11 +21,11 @@ import (
 const usage = `usage:
   vmrun setup                                   install what the lab needs of this host (Debian, root)
   vmrun build [RELEASE…]                        build the guests, once
-  vmrun exec [-frr RELEASE] [-native] TESTBIN ARGS…    run a compiled Go test (go test -exec "vmrun exec")
-  vmrun run  [-frr RELEASE] [-native] [-timeout D] -- CMD…  run any command line
+  vmrun exec [-frr RELEASE] [-containers] [-native] TESTBIN ARGS…    run a compiled Go test (go test -exec "vmrun exec")
+  vmrun run  [-frr RELEASE] [-containers] [-native] [-timeout D] -- CMD…  run any command line
   vmrun clean                                   remove the built guests
 
-RELEASE is bookworm (FRR 8.4.4), trixie (10.3, the default) or sid (10.7.1).
+RELEASE is bookworm (FRR 8.4.4), trixie (10.3, the default) or sid (10.7.1). -containers: the guest has Docker too, trixie only.
 -native, or VTEPD_NATIVE=1, runs on this host's kernel where it has what the guest's has; with -unproven
 also where it hasn't, for what needs FRR alone.
 `
@@ -62,7 +62,7 @@ func command(ctx context.Context, args []string) (int, error) {
 		}
 		return 0, err
 	case "clean":
-		return 0, vm.Default.Clean()
+		return 0, errors.Join(vm.Default.Clean(), vm.Containers.Clean())
 	case "exec", "run":
 		inv, err := parse(verb, args)
 		if err != nil {
@@ -78,6 +78,7 @@ func command(ctx context.Context, args []string) (int, error) {
 // invocation is what exec and run were asked for.
 type invocation struct {
 	test     bool // a compiled Go test
+	recipe   vm.Recipe
 	release  string
 	native   bool
 	unproven bool          // native without asking what the kernel has
@@ -86,13 +87,14 @@ type invocation struct {
 }
 
 func parse(verb string, args []string) (invocation, error) {
-	inv := invocation{test: verb == "exec"}
+	inv := invocation{test: verb == "exec", recipe: vm.Default}
 	flags := flag.NewFlagSet("vmrun "+verb, flag.ContinueOnError)
 	release := os.Getenv("VTEPD_FRR_RELEASE")
 	if release == "" {
 		release = "trixie"
 	}
 	flags.StringVar(&inv.release, "frr", release, "the Debian release whose FRR the guest has")
+	flags.BoolFunc("containers", "in the guest that has Docker", func(string) error { inv.recipe = vm.Containers; return nil })
 	flags.BoolVar(&inv.native, "native", os.Getenv("VTEPD_NATIVE") == "1", "run on this host's kernel")
 	flags.BoolVar(&inv.unproven, "unproven", false, "with -native: whatever this host's kernel lacks")
 	flags.DurationVar(&inv.timeout, "timeout", 0, "kill the guest after this long")
@@ -137,7 +139,7 @@ func (inv invocation) run(ctx context.Context) (int, error) {
 	if bin := os.Getenv("VTEPD_BIN"); bin != "" {
 		lab.Extra = append(lab.Extra, outside(checkout, bin, true)...)
 	}
-	roots, err := vm.Default.Build(ctx, os.Stderr, inv.release)
+	roots, err := inv.recipe.Build(ctx, os.Stderr, inv.release)
 	if err != nil {
 		return 0, err
 	}

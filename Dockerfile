@@ -1,0 +1,13 @@
+# vtepd alone: it is one static program and runs no other, CNI plugins aside. make image builds the same without an engine.
+# make build && docker build -t vtepd --build-arg VERSION=$(bin/vtepd --version | cut -d' ' -f3) .
+FROM scratch
+ARG VERSION=unknown
+LABEL org.opencontainers.image.title="vtepd" \
+      org.opencontainers.image.description="VXLAN tunnel endpoints beside FRR" \
+      org.opencontainers.image.version="$VERSION"
+COPY bin/vtepd /usr/bin/vtepd
+VOLUME ["/etc/vtepd", "/var/lib/vtepd", "/var/run/frr", "/run/vtepd"]
+HEALTHCHECK CMD ["/usr/bin/vtepd", "status"]
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["/usr/bin/vtepd"]
+CMD ["run"]
