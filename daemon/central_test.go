@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -226,7 +227,9 @@ const centralPairs = "18"
 func TestCentral(t *testing.T) {
 	given := map[string]bool{}
 	flag.Visit(func(f *flag.Flag) { given[f.Name] = true })
-	for name, value := range map[string]string{"rapid.checks": centralPairs, "rapid.seed": fmt.Sprint(rand.Uint64())} {
+	seed := cmp.Or(os.Getenv("VTEPD_FAULTS_SEED"), fmt.Sprint(rand.Uint64()))
+	pairs := cmp.Or(os.Getenv("VTEPD_FAULTS_PAIRS"), centralPairs)
+	for name, value := range map[string]string{"rapid.checks": pairs, "rapid.seed": seed} {
 		if f := flag.Lookup(name); !given[name] {
 			was := f.Value.String()
 			if err := f.Value.Set(value); err != nil {
@@ -237,10 +240,12 @@ func TestCentral(t *testing.T) {
 	}
 	t.Logf("central: -rapid.checks=%s -rapid.seed=%s", flag.Lookup("rapid.checks").Value, flag.Lookup("rapid.seed").Value)
 	var sum tally
+	defer func() { // when a case ends the test too
+		t.Logf("fake=%d ended_a=%d ended_b=%d between=%d", sum.ran, sum.a, sum.b, sum.ran-sum.a-sum.b)
+	}()
 	synctest.Test(t, func(st *testing.T) {
 		rapid.Check(t, func(t *rapid.T) { central(t, &sum, func() string { return memoryDir(st) }) })
 	})
-	t.Logf("fake=%d ended_a=%d ended_b=%d between=%d", sum.ran, sum.a, sum.b, sum.ran-sum.a-sum.b)
 	if sum.a == 0 || sum.b == 0 {
 		t.Error("the cases are not what they should be")
 	}
@@ -294,6 +299,7 @@ func central(t *rapid.T, sum *tally, dir func() string) {
 		c.stuck(refuse(), fmt.Sprintf("FRR edit %d refused, and the first undo", k), nil, -1)
 	}
 	for k, s := range p.Steps {
+		c.refusedStep(fresh(), k, s)
 		if s.Undo != nil {
 			noForward := func(_ int, m journal.Mark, write func() error) error {
 				if m.Forward {
@@ -485,6 +491,60 @@ func (c *cases) refused(w *world, what string, on func(int, journal.Mark, func()
 	c.ended(w, what, c.inA)
 }
 
+// refusedStep: whatever step k asks of first is refused, once: a change of the kernel or of FRR, a claim, or an answer.
+func (c *cases) refusedStep(w *world, k int, s plan.Step) {
+	c.Helper()
+	what := fmt.Sprintf("step %d (%s) refused", k+1, s.Phase)
+	p, x := c.begin(w, what, nil)
+	once := false
+	x.Report = func(e txn.Event) {
+		switch {
+		case e.Step != k || e.Undo || e.Phase != s.Phase:
+		case e.Done:
+			w.refuse(nil, nil)
+		case !once:
+			once = true
+			w.refuse(errInjected, nil)
+			if s.Do.Await != nil {
+				w.refuse(errInjected, frr.ErrGarbage)
+			}
+		}
+	}
+	err := x.Run(context.Background(), p)
+	if err != nil && degraded(err) {
+		c.Fatalf("%s: degraded: %v", what, err)
+	}
+	last := s.Phase == plan.Drain || s.Phase == plan.Retire
+	if !once || last && err != nil || !last && err == nil && (len(s.Do.Acquire) > 0 || len(s.Do.FRR) > 0 || len(s.Do.Kernel) > 0 || s.Do.Await != nil) {
+		c.Fatalf("%s: not as it should be: %v", what, err)
+	}
+	if err != nil {
+		c.ended(w, what, c.inA)
+	} else {
+		c.ended(w, what, c.inB)
+	}
+}
+
+// refuse makes the next change fail with err, and every answer of FRR's with answer; nil: none does.
+func (w *world) refuse(err, answer error) {
+	var edit error
+	if err != nil {
+		edit = errors.New("% injected")
+	}
+	w.kernel.FailAt(w.kernel.Ops()+1, err)
+	w.frr.FailAt(1, edit)
+	w.frr.SetUnreachable(answer)
+	w.store.Fail = nil
+	if err != nil {
+		w.store.Fail = func(op, _ string) error {
+			if op == "create" || op == "update" || op == "delete" {
+				return err
+			}
+			return nil
+		}
+	}
+}
+
 // recover is the next daemon, on what the last one left, after with, which may be nil, has changed its runner. A change that
 // wasn't confirmed is undone without a failure.
 func (c *cases) recover(w *world, what string, with func(*txn.Runner)) error {
@@ -559,24 +619,13 @@ func (c *cases) stuck(w *world, what string, on func(int, journal.Mark, func() e
 
 // refuseUndo makes the first change of the undo of a step (-1: of each) fail, wherever it is.
 func (w *world) refuseUndo(step int) func(txn.Event) {
-	at := 0
 	return func(e txn.Event) {
 		switch {
 		case !e.Undo || step >= 0 && e.Step != step:
 		case e.Done:
-			w.kernel.FailAt(at, nil)
-			w.frr.FailAt(1, nil)
-			w.store.Fail = nil
+			w.refuse(nil, nil)
 		default:
-			at = w.kernel.Ops() + 1
-			w.kernel.FailAt(at, errInjected)
-			w.frr.FailAt(1, errors.New("% injected"))
-			w.store.Fail = func(op, _ string) error {
-				if op == "create" || op == "update" || op == "delete" {
-					return errInjected
-				}
-				return nil
-			}
+			w.refuse(errInjected, nil)
 		}
 	}
 }
