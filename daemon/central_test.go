@@ -72,11 +72,7 @@ func newWorld(dir string) *world {
 		}
 		return out
 	})
-	ledger, err := NewLedger(w.store)
-	if err != nil {
-		panic(err)
-	}
-	w.ports = Ports{Kernel: w.kernel, FRR: w.frr, Ledger: ledger, Journal: journal.In(dir)}
+	w.ports = Ports{Kernel: w.kernel, FRR: w.frr, Ledger: ledgerOn(w.store), Journal: journal.In(dir)}
 	return w
 }
 

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"vtepd/alloc"
 	"vtepd/daemon/config"
 	"vtepd/daemon/history"
 	"vtepd/daemon/plan"
@@ -210,7 +211,7 @@ func (d *Daemon) reconcile(ctx context.Context) time.Duration {
 	switch {
 	case ctx.Err() != nil:
 		return 0
-	case errors.Is(err, frr.ErrUnreachable):
+	case errors.Is(err, frr.ErrUnreachable), errors.Is(err, alloc.ErrUnavailable):
 		return d.waiting(append(w.why, err.Error())...)
 	case err != nil:
 		d.settle(w.condition(status.Refused), append(w.why, err.Error())...)
@@ -306,6 +307,9 @@ func (d *Daemon) carryOut(ctx context.Context, p plan.Plan, w wanted) time.Durat
 			d.degraded(err)
 			return d.later()
 		}
+	}
+	if errors.Is(err, alloc.ErrConflict) { // another router was faster: the next value is there at once
+		return d.waiting(append(w.why, err.Error())...)
 	}
 	d.failed, d.failedUntil = key, time.Now().Add(retryFailed)
 	d.say(slog.LevelError, "rolled back", err.Error())

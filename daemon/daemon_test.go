@@ -373,7 +373,7 @@ func TestPoolExhausted(t *testing.T) {
 		r.write(three)
 		r.start()
 		s, _ := r.board.Get()
-		if s.Condition != status.Waiting || len(s.Messages) != 1 || !strings.Contains(s.Messages[0], "endpoints.vtep0.address.pool: r1/endpoint/vtep0: PoolExhausted: ") {
+		if s.Condition != status.Waiting || len(s.Messages) != 1 || !strings.Contains(s.Messages[0], "endpoints.vtep0.address.pool: pool vteps exhausted: r1/endpoint/vtep0: PoolExhausted: ") {
 			t.Fatalf("%s: %q", s.Condition, s.Messages)
 		}
 		if n := r.kernel.Counts().Messages; n > 0 {

@@ -24,6 +24,10 @@ type Ledger interface {
 	// Propose answers the claim of every endpoint of cfg that asks a pool: with the value that it holds or would be given,
 	// or with the condition why not. Nothing is written.
 	Propose(ctx context.Context, cfg *config.Config) ([]alloc.Proposal, error)
+	// Away is why the last answer of Propose is what the router is known to hold, and not the ledger's; nil if it is the ledger's.
+	Away() error
+	// Watch sends a hint whenever what Propose had no value for may be there, or the ledger itself may be, until ctx ends.
+	Watch(ctx context.Context, hints chan<- struct{}) error
 }
 
 // Ports are what the daemon works on.
@@ -43,7 +47,7 @@ type Prepared struct {
 }
 
 // Prepare looks at the kernel, at FRR and at the ledger, and plans the way to cfg, with a wait to be confirmed unless confirm
-// is 0. It changes nothing. Errors wrap frr.ErrUnreachable where FRR is to be waited for.
+// is 0. It changes nothing. Errors wrap frr.ErrUnreachable where FRR is to be waited for, alloc.ErrUnavailable where the ledger is.
 func Prepare(ctx context.Context, p Ports, cfg *config.Config, confirm time.Duration) (Prepared, error) {
 	proposals, err := p.Ledger.Propose(ctx, cfg)
 	if err != nil {
@@ -77,7 +81,7 @@ func Prepare(ctx context.Context, p Ports, cfg *config.Config, confirm time.Dura
 	b.Routes, notes = notTheirs(b.Routes, a.Routes, f.Networks)
 
 	var out Prepared
-	for _, r := range plan.Check(a, b, plan.Look{Kernel: k, FRR: f}) {
+	for _, r := range plan.Check(a, b, plan.Look{Kernel: k, FRR: f, Shared: shared(proposals)}) {
 		out.Refusals = append(out.Refusals, cfg.Problem(r.Field, r.Msg))
 	}
 	if len(out.Refusals) > 0 {
@@ -97,6 +101,9 @@ func Prepare(ctx context.Context, p Ports, cfg *config.Config, confirm time.Dura
 	out.Plan.Notes = notes
 	for _, r := range plan.Ailments(b, k) {
 		out.Ailing = append(out.Ailing, cfg.Problem(r.Field, r.Msg).Error())
+	}
+	if err := p.Ledger.Away(); err != nil {
+		out.Ailing = append(out.Ailing, err.Error())
 	}
 	if len(out.Plan.Disruptions) > 0 && !cfg.Transaction.AllowDisruptive {
 		for _, d := range out.Plan.Disruptions {
@@ -130,7 +137,11 @@ func addresses(cfg *config.Config, proposals []alloc.Proposal) (addrs map[string
 	for _, p := range proposals {
 		name := desired.EndpointOf(p.Claim.Name)
 		if c := p.Condition; c != nil {
-			waiting = append(waiting, cfg.Problem("endpoints."+name+".address.pool", c.Error()).Error())
+			msg := c.Error()
+			if c.Reason == alloc.PoolExhausted {
+				msg = fmt.Sprintf("pool %s exhausted: %s", p.Claim.Pool, msg)
+			}
+			waiting = append(waiting, cfg.Problem("endpoints."+name+".address.pool", msg).Error())
 			continue
 		}
 		if addrs[name], err = p.Allocation.Addr(); err != nil {
@@ -138,6 +149,17 @@ func addresses(cfg *config.Config, proposals []alloc.Proposal) (addrs map[string
 		}
 	}
 	return addrs, waiting, nil
+}
+
+// shared are the addresses that other routers may have too.
+func shared(proposals []alloc.Proposal) []string {
+	var out []string
+	for _, p := range proposals {
+		if p.Claim.Group != "" {
+			out = append(out, p.Allocation.Value)
+		}
+	}
+	return out
 }
 
 func claims(proposals []alloc.Proposal) []state.Claim {

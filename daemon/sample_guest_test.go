@@ -160,11 +160,7 @@ func TestSample(t *testing.T) {
 			}
 			return out
 		})
-		ledger, err := NewLedger(memstore.New().Open())
-		if err != nil {
-			rt.Fatal(err)
-		}
-		s.ports = Ports{Kernel: s.kernel, FRR: f, Ledger: ledger, Journal: journal.In(memoryDir(t))}
+		s.ports = Ports{Kernel: s.kernel, FRR: f, Ledger: ledgerOn(memstore.New().Open()), Journal: journal.In(memoryDir(t))}
 		quick := strings.NewReplacer("timeout: 3s", "timeout: 60s, drain: {quiet: 20ms, limit: 1s}")
 		a, b := quick.Replace(drawConfig(rt, "a")), quick.Replace(drawConfig(rt, "b"))
 		const nothing = "version: 1\nnode: {name: r1}\n"

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
-	"vtepd/alloc/dirstore"
+	"vtepd/alloc"
 	"vtepd/daemon"
 	"vtepd/daemon/config"
 	"vtepd/daemon/control"
@@ -29,30 +29,25 @@ import (
 
 // ports opens what the daemon works on: in the namespace that this process is in.
 func (p *places) ports(readOnly bool) (daemon.Ports, func() error, error) {
-	open := dirstore.Open
-	if readOnly {
-		open = dirstore.OpenReadOnly
-	} else if err := os.MkdirAll(p.state, 0o700); err != nil {
-		return daemon.Ports{}, nil, fmt.Errorf("state directory: %w", err)
+	if !readOnly {
+		if err := os.MkdirAll(p.state, 0o700); err != nil {
+			return daemon.Ports{}, nil, fmt.Errorf("state directory: %w", err)
+		}
 	}
-	store, err := open(filepath.Join(p.state, "ledger"))
+	j := journal.In(p.state)
+	ledger := daemon.NewLedger(daemon.LedgerOptions{
+		Open:  func(s config.Store, cache, node string) (alloc.Store, error) { return p.store(s, cache, node, readOnly) },
+		State: p.state, Default: p.ledger(), Journal: j, ReadOnly: readOnly,
+	})
+	k, err := kernel.Open(kernel.Options{})
 	if err != nil {
 		return daemon.Ports{}, nil, err
 	}
-	ledger, err := daemon.NewLedger(store)
-	if err != nil {
-		return daemon.Ports{}, nil, errors.Join(err, store.Close())
-	}
-	k, err := kernel.Open(kernel.Options{})
-	if err != nil {
-		return daemon.Ports{}, nil, errors.Join(err, store.Close())
-	}
 	r := vty.New(p.frr, 0)
-	j := journal.In(p.state)
 	if j.Place, err = netns.Identity(); err != nil {
-		return daemon.Ports{}, nil, errors.Join(err, r.Close(), k.Close(), store.Close())
+		return daemon.Ports{}, nil, errors.Join(err, r.Close(), k.Close(), ledger.Close())
 	}
-	closeAll := func() error { return errors.Join(r.Close(), k.Close(), store.Close()) }
+	closeAll := func() error { return errors.Join(r.Close(), k.Close(), ledger.Close()) }
 	return daemon.Ports{Kernel: k, FRR: r, Ledger: ledger, Journal: j}, closeAll, nil
 }
 
@@ -128,6 +123,7 @@ func run(ctx context.Context, p *places, log *slog.Logger) (err error) {
 		tasks.Go(func() error { return f.Run(ctx) })
 		tasks.Go(func() error { return pass(ctx, f.C, hints) })
 	}
+	tasks.Go(func() error { return ports.Ledger.Watch(ctx, hints) })
 	tasks.Go(func() error { return links.Run(ctx) })
 	tasks.Go(func() error { return pass(ctx, links.C, hints) })
 	tasks.Go(func() error { return d.Run(ctx) })

@@ -54,7 +54,7 @@ var rooms = map[string][]string{
 	"daemon":         {"alloc", "dataplane", "frr", "daemon/..."},
 
 	"cmd/vtepd": {
-		"daemon", "daemon/...", "alloc/dirstore", "alloc/etcdstore", "dataplane/cni", "dataplane/kernel", "dataplane/monitor", "dataplane/netns", "frr/vty",
+		"daemon", "daemon/...", "alloc", "alloc/dirstore", "alloc/etcdstore", "dataplane/cni", "dataplane/kernel", "dataplane/monitor", "dataplane/netns", "frr/vty",
 	},
 	"e2e/...": {"alloc/...", "daemon/...", "dataplane/...", "e2e/...", "frr/..."},
 }

@@ -23,6 +23,7 @@ func (r Refusal) String() string { return r.Field + ": " + r.Msg }
 type Look struct {
 	Kernel dataplane.Observation
 	FRR    frr.Observation
+	Shared []string // the addresses that other routers may have too (anycast)
 }
 
 // Check says all that stands in the way of going from the observed state a to b. It judges what is new or changes; what
@@ -178,6 +179,9 @@ func (c *checker) address(l dataplane.Link) {
 // announcedElsewhere: two routers with one VTEP address take each other's traffic.
 func (c *checker) announcedElsewhere(l dataplane.Link) {
 	addr := l.Addrs[0].Addr()
+	if slices.Contains(c.look.Shared, addr.String()) {
+		return
+	}
 	for _, r := range c.look.FRR.Routes {
 		if r.Prefix.Addr() != addr {
 			continue
