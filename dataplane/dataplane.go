@@ -100,6 +100,8 @@ func Find(links []Link, name string) (Link, bool) {
 type Observation struct {
 	Links []Link // every link of the router's namespace, ours and others', sorted by name
 	Netns []Netns
+	// Attached is what has a record of CNI's. A Kernel doesn't know: whoever looks at both puts it there.
+	Attached []Attached
 }
 
 // Netns is another namespace that was asked for: the links in it that an ipvlan's parent may be.

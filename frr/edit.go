@@ -27,6 +27,11 @@ func (e Edit) Valid() error {
 			return fmt.Errorf("%w: %s is not a prefix that a network line can have", errInvalid, e.Prefix)
 		}
 		return nil
+	case SetRouterID, RemoveRouterID:
+		if !e.Prefix.IsValid() || !e.Prefix.Addr().Is4() || e.Prefix.Bits() != 32 || e.Prefix.Addr().IsUnspecified() {
+			return fmt.Errorf("%w: %s is no router id", errInvalid, e.Prefix)
+		}
+		return nil
 	case AddRouteMap, RemoveRouteMap, AddEVPN, RemoveEVPN:
 		if e.Prefix.IsValid() {
 			return fmt.Errorf("%w: %s takes no prefix", errInvalid, e.Verb)
@@ -47,6 +52,14 @@ func (e Edit) Inverse() Edit {
 		e.Verb = RemoveNetwork
 	case RemoveNetwork:
 		e.Verb = AddNetwork
+	case SetRouterID:
+		if !e.Was.IsValid() {
+			e.Verb = RemoveRouterID
+			break
+		}
+		e.Prefix, e.Was = netip.PrefixFrom(e.Was, e.Was.BitLen()), e.Prefix.Addr()
+	case RemoveRouterID:
+		e.Verb = SetRouterID
 	case AddEVPN:
 		e.Verb = RemoveEVPN
 	case RemoveEVPN:
@@ -105,6 +118,14 @@ func (e Edit) Check(o Observation) (differs bool, err error) {
 			return false, fmt.Errorf("%w: the line for it has no route-map %s", ErrNotOurs, Mark)
 		}
 		return ok, nil
+	case SetRouterID:
+		have := o.Instance.Configured
+		if have.IsValid() && have != e.Was && have != e.Prefix.Addr() {
+			return false, fmt.Errorf("%w: bgp router-id %s is there, not made by vtepd", ErrInTheWay, have)
+		}
+		return have != e.Prefix.Addr(), nil
+	case RemoveRouterID:
+		return o.Instance.Configured == e.Prefix.Addr(), nil
 	case AddEVPN:
 		return !o.EVPN, nil
 	case RemoveEVPN:
@@ -128,6 +149,12 @@ func (e Edit) Applied(o Observation) Observation {
 		}
 	case RemoveNetwork:
 		o.Networks = slices.DeleteFunc(slices.Clone(o.Networks), func(n Network) bool { return n.Prefix == e.Prefix })
+	case SetRouterID:
+		o.Instance.Configured, o.Instance.RouterID = e.Prefix.Addr(), e.Prefix.Addr()
+	case RemoveRouterID:
+		if o.Instance.Configured == e.Prefix.Addr() {
+			o.Instance.Configured = netip.Addr{} // which one FRR chooses then is its own affair
+		}
 	case AddEVPN:
 		o.EVPN = true
 	case RemoveEVPN:

@@ -23,6 +23,18 @@ func TestCheck(t *testing.T) {
 	add, remove := Edit{Verb: AddNetwork, ASN: 65001, Prefix: p}, Edit{Verb: RemoveNetwork, ASN: 65001, Prefix: p}
 	noMap, foreignMap, none, other := observed(), observed(), Observation{}, observed()
 	noMap.RouteMap, foreignMap.RouteMap.Ours, other.Instance.ASN = RouteMap{}, false, 65002
+	id := func(a, was string) Edit {
+		e := Edit{Verb: SetRouterID, ASN: 65001, Prefix: netip.MustParsePrefix(a + "/32")}
+		if was != "" {
+			e.Was = netip.MustParseAddr(was)
+		}
+		return e
+	}
+	configured := func(a string) Observation {
+		o := observed()
+		o.Instance.Configured = netip.MustParseAddr(a)
+		return o
+	}
 	for name, tt := range map[string]struct {
 		edit    Edit
 		obs     Observation
@@ -50,12 +62,19 @@ func TestCheck(t *testing.T) {
 		"no map in use":              {Edit{Verb: RemoveRouteMap, ASN: 65001}, observed(Network{p, Mark}), false, ErrInTheWay, "in the way: network 10.255.0.1/32 still uses it"},
 		"evpn":                       {Edit{Verb: AddEVPN, ASN: 65001}, observed(), true, nil, ""},
 		"no evpn":                    {Edit{Verb: RemoveEVPN, ASN: 65001}, observed(), false, nil, ""},
+		"router id":                  {id("10.0.0.5", ""), observed(), true, nil, ""},
+		"router id there":            {id("10.0.0.5", ""), configured("10.0.0.5"), false, nil, ""},
+		"router id for our own":      {id("10.0.0.5", "10.0.0.4"), configured("10.0.0.4"), true, nil, ""},
+		"router id of the operator":  {id("10.0.0.5", "10.0.0.4"), configured("10.0.0.9"), false, ErrInTheWay, "in the way: bgp router-id 10.0.0.9 is there, not made by vtepd"},
+		"no router id":               {id("10.0.0.5", "").Inverse(), configured("10.0.0.5"), true, nil, ""},
+		"no router id there":         {id("10.0.0.5", "").Inverse(), configured("10.0.0.9"), false, nil, ""},
+		"no router id of IPv6":       {Edit{Verb: SetRouterID, ASN: 65001, Prefix: netip.MustParsePrefix("2001:db8::1/128")}, observed(), false, errInvalid, "invalid edit: 2001:db8::1/128 is no router id"},
 		"unknown verb":               {Edit{Verb: "clear", ASN: 65001}, observed(), false, errInvalid, `invalid edit: unknown verb "clear"`},
 		"no ASN":                     {Edit{Verb: AddEVPN}, observed(), false, errInvalid, "invalid edit: no ASN"},
 		"no prefix":                  {Edit{Verb: AddNetwork, ASN: 65001}, observed(), false, errInvalid, "invalid edit: invalid Prefix is not a prefix that a network line can have"},
-		"host bits":                  {Edit{AddNetwork, 65001, netip.MustParsePrefix("10.0.0.1/24")}, observed(), false, errInvalid, "invalid edit: 10.0.0.1/24 is not a prefix that a network line can have"},
-		"mapped":                     {Edit{AddNetwork, 65001, netip.MustParsePrefix("::ffff:10.0.0.1/128")}, observed(), false, errInvalid, "invalid edit: ::ffff:10.0.0.1/128 is not a prefix that a network line can have"},
-		"a prefix where none can be": {Edit{AddEVPN, 65001, p}, observed(), false, errInvalid, "invalid edit: add-evpn takes no prefix"},
+		"host bits":                  {Edit{Verb: AddNetwork, ASN: 65001, Prefix: netip.MustParsePrefix("10.0.0.1/24")}, observed(), false, errInvalid, "invalid edit: 10.0.0.1/24 is not a prefix that a network line can have"},
+		"mapped":                     {Edit{Verb: AddNetwork, ASN: 65001, Prefix: netip.MustParsePrefix("::ffff:10.0.0.1/128")}, observed(), false, errInvalid, "invalid edit: ::ffff:10.0.0.1/128 is not a prefix that a network line can have"},
+		"a prefix where none can be": {Edit{Verb: AddEVPN, ASN: 65001, Prefix: p}, observed(), false, errInvalid, "invalid edit: add-evpn takes no prefix"},
 	} {
 		differs, err := tt.edit.Check(tt.obs)
 		if differs != tt.differs || (err == nil) != (tt.text == "") || err != nil && err.Error() != tt.text || tt.is != nil && !errors.Is(err, tt.is) {
@@ -133,9 +152,11 @@ func TestRender(t *testing.T) {
 	}{
 		{Edit{Verb: AddRouteMap, ASN: 65001}, "route-map VTEPD permit 10|description vtepd marks its host routes with this map"},
 		{Edit{Verb: RemoveRouteMap, ASN: 65001}, "no route-map VTEPD"},
-		{Edit{AddNetwork, 65001, four}, "router bgp 65001|address-family ipv4 unicast|network 10.255.0.1/32 route-map VTEPD"},
-		{Edit{RemoveNetwork, 65001, four}, "router bgp 65001|address-family ipv4 unicast|no network 10.255.0.1/32 route-map VTEPD"},
-		{Edit{AddNetwork, 4200000000, six}, "router bgp 4200000000|address-family ipv6 unicast|network 2001:db8::1/128 route-map VTEPD"},
+		{Edit{Verb: AddNetwork, ASN: 65001, Prefix: four}, "router bgp 65001|address-family ipv4 unicast|network 10.255.0.1/32 route-map VTEPD"},
+		{Edit{Verb: RemoveNetwork, ASN: 65001, Prefix: four}, "router bgp 65001|address-family ipv4 unicast|no network 10.255.0.1/32 route-map VTEPD"},
+		{Edit{Verb: AddNetwork, ASN: 4200000000, Prefix: six}, "router bgp 4200000000|address-family ipv6 unicast|network 2001:db8::1/128 route-map VTEPD"},
+		{Edit{Verb: SetRouterID, ASN: 65001, Prefix: four}, "router bgp 65001|bgp router-id 10.255.0.1"},
+		{Edit{Verb: RemoveRouterID, ASN: 65001, Prefix: four}, "router bgp 65001|no bgp router-id 10.255.0.1"},
 		{Edit{Verb: AddEVPN, ASN: 65001}, "router bgp 65001|address-family l2vpn evpn|advertise-all-vni"},
 		{Edit{Verb: RemoveEVPN, ASN: 65001}, "router bgp 65001|address-family l2vpn evpn|no advertise-all-vni"},
 	} {

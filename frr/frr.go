@@ -26,6 +26,8 @@ const (
 	RemoveRouteMap Verb = "remove-route-map" // the same, only when it is ours
 	AddNetwork     Verb = "add-network"      // `network Prefix route-map Mark`. A line for Prefix with another or no map is ErrInTheWay
 	RemoveNetwork  Verb = "remove-network"   // the same line. One with another or no map is left alone: ErrNotOurs
+	SetRouterID    Verb = "set-router-id"    // `bgp router-id` of Prefix, in the place of none or of Was. Another one is ErrInTheWay
+	RemoveRouterID Verb = "remove-router-id" // the same line, if it is there; another one is left alone
 	AddEVPN        Verb = "add-evpn"         // `advertise-all-vni` below `address-family l2vpn evpn`
 	RemoveEVPN     Verb = "remove-evpn"      // and its removal
 )
@@ -33,8 +35,9 @@ const (
 // Edit is one change of bgpd's configuration as data: it outlives the process in the journal.
 type Edit struct {
 	Verb   Verb         `json:"verb"`
-	ASN    uint32       `json:"asn"` // of the instance, as read when the plan was made: another one running now is an error
-	Prefix netip.Prefix `json:"prefix,omitzero"`
+	ASN    uint32       `json:"asn"`             // of the instance, as read when the plan was made: another one running now is an error
+	Prefix netip.Prefix `json:"prefix,omitzero"` // a router id's is its host prefix
+	Was    netip.Addr   `json:"was,omitzero"`    // SetRouterID: what it may replace
 }
 
 // Object names what the edit changes, for people and logs.
@@ -44,6 +47,8 @@ func (e Edit) Object() string {
 		return "network " + e.Prefix.String()
 	case AddRouteMap, RemoveRouteMap:
 		return "route-map " + Mark
+	case SetRouterID, RemoveRouterID:
+		return "bgp router-id " + e.Prefix.Addr().String()
 	}
 	return "advertise-all-vni"
 }
@@ -94,9 +99,9 @@ type Observation struct {
 	// Fingerprint tells bgpd's whole running configuration from any other: FRR gives no event when a line of it changes.
 	Fingerprint string
 	Sessions    []Session // sorted by peer
-	VNIs     []VNI     // what zebra knows, sorted by VNI
-	Type3    []Type3   // inclusive multicast routes in BGP, ours and those received
-	Routes   []Route   // one for every prefix of the query, in its order
+	VNIs        []VNI     // what zebra knows, sorted by VNI
+	Type3       []Type3   // inclusive multicast routes in BGP, ours and those received
+	Routes      []Route   // one for every prefix of the query, in its order
 }
 
 // Version is an FRR version, such as 8.4.4 or 10.3.
@@ -116,8 +121,9 @@ func (v Version) AtLeast(major, minor int) bool {
 
 // Instance is the BGP instance of the default VRF. The zero value: there is none.
 type Instance struct {
-	ASN      uint32
-	RouterID netip.Addr
+	ASN        uint32
+	RouterID   netip.Addr // in use
+	Configured netip.Addr // by `bgp router-id`; zero: FRR chose
 }
 
 // Network is one `network` line.

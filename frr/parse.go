@@ -140,7 +140,7 @@ func ParseConfig(answer string) (Observation, error) {
 					if err != nil {
 						return bad("not a router id", line)
 					}
-					o.Instance.RouterID = id
+					o.Instance.RouterID, o.Instance.Configured = id, id
 				}
 			case "advertise-all-vni":
 				o.EVPN = o.EVPN || afi == "l2vpn evpn"

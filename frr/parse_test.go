@@ -45,7 +45,7 @@ func TestParseConfig(t *testing.T) {
 		id := ip("10.0.0.1")
 		want := map[string]Observation{
 			"config.txt": {
-				Version: v, Instance: Instance{65001, id}, EVPN: true, RouteMap: ours,
+				Version: v, Instance: Instance{65001, id, id}, EVPN: true, RouteMap: ours,
 				Networks: []Network{
 					{prefix("10.0.0.1/32"), ""},
 					{prefix("10.9.0.1/32"), "OPS"},
@@ -57,10 +57,10 @@ func TestParseConfig(t *testing.T) {
 				},
 			},
 			"config-vrf.txt": {
-				Version: v, Instance: Instance{4200000001, id}, RouteMap: RouteMap{Present: true},
+				Version: v, Instance: Instance{4200000001, id, id}, RouteMap: RouteMap{Present: true},
 				Networks: []Network{{prefix("10.255.0.11/32"), Mark}},
 			},
-			"config-asdot.txt": {Version: v, Instance: Instance{64086<<16 | 59905, id}, RouteMap: RouteMap{Present: true}},
+			"config-asdot.txt": {Version: v, Instance: Instance{64086<<16 | 59905, id, id}, RouteMap: RouteMap{Present: true}},
 			"bare-config.txt":  {Version: v, Instance: Instance{ASN: 65009}},
 			"empty-config.txt": {Version: v},
 		}

@@ -22,6 +22,10 @@ func Render(e Edit) (lines []string, err error) {
 			network = "no " + network
 		}
 		lines = []string{routerBGP(e.ASN), "address-family " + family + " unicast", network}
+	case SetRouterID:
+		lines = []string{routerBGP(e.ASN), fmt.Sprintf("bgp router-id %s", e.Prefix.Addr())}
+	case RemoveRouterID:
+		lines = []string{routerBGP(e.ASN), fmt.Sprintf("no bgp router-id %s", e.Prefix.Addr())}
 	case AddEVPN:
 		lines = []string{routerBGP(e.ASN), "address-family l2vpn evpn", "advertise-all-vni"}
 	case RemoveEVPN:

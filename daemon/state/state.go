@@ -23,6 +23,9 @@ type State struct {
 	Links  []dataplane.Link `json:"links,omitempty"`  // sorted by name, groups zero
 	EVPN   bool             `json:"evpn,omitempty"`   // vtepd's own advertise-all-vni
 	Routes []netip.Prefix   `json:"routes,omitempty"` // host routes announced with frr.Mark, sorted
+	// Attachments are how those of Links came to be that CNI plugins made, sorted by link.
+	Attachments []dataplane.Attachment `json:"attachments,omitempty"`
+	RouterID    netip.Addr             `json:"routerID,omitzero"` // vtepd's own `bgp router-id`
 }
 
 // Claim is a value of a pool that this router holds for one of its objects.
@@ -39,7 +42,10 @@ func ClaimOf(p alloc.Proposal) Claim {
 
 // Normal returns s sorted, and without what a State doesn't compare: groups, and the MTUs that the kernel chooses.
 func (s State) Normal() State {
-	n := State{Claims: slices.Clone(s.Claims), Links: slices.Clone(s.Links), EVPN: s.EVPN, Routes: slices.Clone(s.Routes)}
+	n := State{
+		Claims: slices.Clone(s.Claims), Links: slices.Clone(s.Links), EVPN: s.EVPN, Routes: slices.Clone(s.Routes),
+		Attachments: slices.Clone(s.Attachments), RouterID: s.RouterID,
+	}
 	for i := range n.Links {
 		l := &n.Links[i]
 		l.Group = 0
@@ -55,6 +61,7 @@ func (s State) Normal() State {
 	})
 	slices.SortFunc(n.Routes, frr.ComparePrefixes)
 	n.Routes = slices.Compact(n.Routes)
+	slices.SortFunc(n.Attachments, func(a, b dataplane.Attachment) int { return cmp.Compare(a.Link, b.Link) })
 	return n
 }
 
@@ -70,13 +77,22 @@ func (s State) Hash() string {
 
 // Observed is the part of two observations that is vtepd's. A link is ours by its alias. A host route is ours when its
 // line has our mark and owned, the record of what vtepd committed or has begun, holds it: a line like it that isn't
-// in the record was there before and is the operator's. The same goes for the EVPN instance. Claims are taken as given.
+// in the record was there before and is the operator's. The same goes for the EVPN instance and the router id. An attachment
+// is one when it is whole and its link is ours. Claims are taken as given.
 func Observed(k dataplane.Observation, f frr.Observation, owned State, claims []Claim) State {
 	s := State{Claims: claims, EVPN: f.EVPN && owned.EVPN}
 	for _, l := range k.Links {
 		if l.Ours() {
 			s.Links = append(s.Links, l)
 		}
+	}
+	for _, a := range k.Attached {
+		if l, ok := dataplane.Find(k.Links, a.Link); a.Whole && ok && l.Owner == a.Owner {
+			s.Attachments = append(s.Attachments, a.Attachment)
+		}
+	}
+	if f.Instance.Configured.IsValid() && f.Instance.Configured == owned.RouterID {
+		s.RouterID = owned.RouterID
 	}
 	for _, n := range f.Networks {
 		if n.RouteMap == frr.Mark && slices.Contains(owned.Routes, n.Prefix) {
@@ -105,7 +121,11 @@ func Diff(got, want State) []string {
 			missing("link %s should not be there", g)
 		}
 	}
+	out = append(out, setDiff("", got.Attachments, want.Attachments)...)
 	out = append(out, setDiff("host route", got.Routes, want.Routes)...)
+	if got.RouterID != want.RouterID {
+		missing("bgp router-id is %s, should be %s", orNone(got.RouterID), orNone(want.RouterID))
+	}
 	if got.EVPN != want.EVPN {
 		missing("advertise-all-vni is %t, should be %t", got.EVPN, want.EVPN)
 	}
@@ -116,15 +136,22 @@ func setDiff[T comparable](what string, got, want []T) []string {
 	var out []string
 	for _, w := range want {
 		if !slices.Contains(got, w) {
-			out = append(out, fmt.Sprintf("%s %v is missing", what, w))
+			out = append(out, strings.TrimSpace(fmt.Sprintf("%s %v is missing", what, w)))
 		}
 	}
 	for _, g := range got {
 		if !slices.Contains(want, g) {
-			out = append(out, fmt.Sprintf("%s %v should not be there", what, g))
+			out = append(out, strings.TrimSpace(fmt.Sprintf("%s %v should not be there", what, g)))
 		}
 	}
 	return out
+}
+
+func orNone(a netip.Addr) string {
+	if !a.IsValid() {
+		return "none"
+	}
+	return a.String()
 }
 
 // String names the claim for people.
@@ -141,7 +168,7 @@ func (s State) VXLANs() []dataplane.Link {
 	return out
 }
 
-// Endpoints are the links that hold tunnel addresses, in order.
+// Endpoints are the links that hold addresses, those of loopbacks as well, in order.
 func (s State) Endpoints() []dataplane.Link {
 	var out []dataplane.Link
 	for _, l := range s.Links {
@@ -152,7 +179,30 @@ func (s State) Endpoints() []dataplane.Link {
 	return out
 }
 
-// IsEndpoint reports whether a link of vtepd's holds a tunnel endpoint's address.
+// Attachment is how the link of that name was made, or is to be, if plugins do it.
+func (s State) Attachment(link string) (dataplane.Attachment, bool) {
+	i := slices.IndexFunc(s.Attachments, func(a dataplane.Attachment) bool { return a.Link == link })
+	if i < 0 {
+		return dataplane.Attachment{}, false
+	}
+	return s.Attachments[i], true
+}
+
+// The kinds of owners of links that hold addresses: an endpoint; a loopback of the fabric; a shared one, whose address other
+// routers have too; and what holds the address of an endpoint while its link is replaced.
+const (
+	EndpointOwner = "endpoint/"
+	LoopbackOwner = "loopback/"
+	AnycastOwner  = "anycast/"
+	HoldOwner     = "hold/"
+)
+
+// IsLoopback reports whether a link of vtepd's is a loopback of the fabric: its name is its own, and its addresses change in place.
+func IsLoopback(l dataplane.Link) bool {
+	return strings.HasPrefix(l.Owner, LoopbackOwner) || strings.HasPrefix(l.Owner, AnycastOwner)
+}
+
+// IsEndpoint reports whether a link of vtepd's holds addresses: a tunnel endpoint's, or a loopback's.
 func IsEndpoint(l dataplane.Link) bool {
 	return l.Kind == dataplane.IPVLAN || l.Kind == dataplane.Dummy
 }

@@ -30,6 +30,7 @@ type Fake struct {
 	seen    int // edits that Apply came to
 	done    []frr.Edit
 	trips   uint64
+	chosen  netip.Addr // the router id while none is configured
 }
 
 var _ frr.Router = (*Fake)(nil)
@@ -39,7 +40,7 @@ var _ frr.Router = (*Fake)(nil)
 func New(asn uint32, routerID netip.Addr) *Fake {
 	f := &Fake{sources: map[netip.Prefix][]frr.Source{}}
 	f.obs.Version = frr.Version{Major: 10, Minor: 3}
-	f.obs.Instance = frr.Instance{ASN: asn, RouterID: routerID}
+	f.obs.Instance, f.chosen = frr.Instance{ASN: asn, RouterID: routerID}, routerID
 	return f
 }
 
@@ -270,6 +271,9 @@ func (f *Fake) apply(ctx context.Context, e frr.Edit) error {
 	if differs {
 		f.trips++
 		f.obs = e.Applied(f.obs)
+		if e.Verb == frr.RemoveRouterID {
+			f.obs.Instance.RouterID = f.chosen
+		}
 		f.done = append(f.done, e)
 	}
 	return nil

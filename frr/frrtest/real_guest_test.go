@@ -189,7 +189,8 @@ func TestReal(t *testing.T) {
 	a, _ := pair(t, 0)
 	v := vty.New(a.dir, time.Minute)
 	defer v.Close()
-	instance := frr.Instance{ASN: 65001, RouterID: netip.MustParseAddr("10.0.0.1")}
+	id := netip.MustParseAddr("10.0.0.1")
+	instance := frr.Instance{ASN: 65001, RouterID: id, Configured: id}
 	frrtest.Run(t, frrtest.Subject{
 		Router: v, Instance: instance, Peer: "192.0.2.2",
 		Address: a.address,

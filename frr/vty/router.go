@@ -277,6 +277,8 @@ func agree(e frr.Edit, a, b frr.Observation) bool {
 		return i < 0 && j < 0 || i >= 0 && j >= 0 && a.Networks[i] == b.Networks[j]
 	case frr.AddRouteMap, frr.RemoveRouteMap:
 		return a.RouteMap == b.RouteMap
+	case frr.SetRouterID, frr.RemoveRouterID:
+		return a.Instance.Configured == b.Instance.Configured
 	}
 	return a.EVPN == b.EVPN
 }
