@@ -39,6 +39,7 @@ func (s State) facts(peers []string) []string {
 		fmt.Sprintf("link of endpoint/%s: ipvlan l3 on %s, up, [%s]", s.Endpoint, s.Parent, host),
 		fmt.Sprintf("FRR: router bgp: address-family ipv4 unicast: network %s route-map VTEPD", host),
 		"FRR: route-map VTEPD permit 10",
+		"FRR: route-map VTEPD permit 10: description vtepd marks its host routes with this map",
 		fmt.Sprintf("BGP: %s is ours, sent to %v", host, peers),
 		fmt.Sprintf("ledger: %s@%s of %s/endpoint/%s", s.Pool, s.Address, s.Node, s.Endpoint),
 	}
