@@ -23,7 +23,10 @@ func (r Refusal) String() string { return r.Field + ": " + r.Msg }
 type Look struct {
 	Kernel dataplane.Observation
 	FRR    frr.Observation
-	Shared []string // the addresses that other routers may have too (anycast)
+	// Lacks says why the kernel can't make links of a kind; Invalid, by attachment's link, what keeps plugins from being used.
+	Lacks   map[dataplane.Kind]string
+	Invalid map[string][]string
+	Shared  []string // the addresses that other routers may have too (anycast)
 }
 
 // Check says all that stands in the way of going from the observed state a to b. It judges what is new or changes; what
@@ -31,11 +34,22 @@ type Look struct {
 func Check(a, b state.State, look Look) []Refusal {
 	c := checker{a: a.Normal(), b: b.Normal(), look: look}
 	c.d = compare(c.a, c.b)
+	c.lacks()
 	for _, l := range c.d.addEndpoints {
 		c.name(l)
 		c.parent(l)
-		c.address(l)
-		c.announcedElsewhere(l)
+		c.addresses(l, l.Addrs)
+		if a, ok := c.b.Attachment(l.Name); ok {
+			for _, why := range look.Invalid[a.Link] {
+				c.refuse(field(l)+".cni.conflist", "%s", why)
+			}
+		}
+	}
+	for _, ch := range slices.Concat(c.d.readdress, c.d.restore) {
+		c.addresses(ch.new, missing(ch.new.Addrs, ch.old.Addrs))
+	}
+	for _, h := range c.d.handovers {
+		c.name(h.hold)
 	}
 	for _, l := range c.d.addBridges {
 		c.name(l)
@@ -68,13 +82,40 @@ func (c *checker) refuse(field, format string, args ...any) {
 // field is the place in the config that a link of ours comes from.
 func field(l dataplane.Link) string {
 	kind, name, _ := strings.Cut(l.Owner, "/")
-	switch kind {
-	case "endpoint":
+	switch kind + "/" {
+	case state.EndpointOwner, state.HoldOwner:
 		return "endpoints." + name
+	case state.LoopbackOwner, state.AnycastOwner:
+		return "loopbacks." + name
+	}
+	switch kind {
 	case "vni":
 		return "vnis." + name
 	}
 	return kind + " " + name
+}
+
+// lacks: what the data plane can't make, once for a section of the config.
+func (c *checker) lacks() {
+	said := map[string]bool{}
+	for _, l := range slices.Concat(c.d.addEndpoints, c.d.addBridges, c.d.addVXLANs) {
+		why := c.look.Lacks[l.Kind]
+		section, _, _ := strings.Cut(field(l), ".")
+		if why == "" || said[section+string(l.Kind)] {
+			continue
+		}
+		said[section+string(l.Kind)] = true
+		what := fmt.Sprintf("the kernel can't make %s links: %s; load the module %s, or boot a kernel that has it", l.Kind, why, l.Kind)
+		if state.IsLoopback(l) {
+			what = "this data plane has no loopbacks: " + what
+		}
+		c.refuse(section, "%s", what)
+	}
+	for _, h := range c.d.handovers {
+		if why := c.look.Lacks[dataplane.Dummy]; why != "" {
+			c.refuse(field(h.new), "its address stays on %s while its link changes, and a dummy link must hold it in between; the kernel can't make those: %s", h.new.Parent, why)
+		}
+	}
 }
 
 // name: the kernel has one link of a name.
@@ -96,7 +137,7 @@ func (c *checker) parent(l dataplane.Link) {
 	if l.Kind != dataplane.IPVLAN {
 		return
 	}
-	at := field(l) + ".ipvlan.parent"
+	at := parentField(c.b, l)
 	links, err := c.look.Kernel.In(l.ParentNetns)
 	if err != nil {
 		c.refuse(field(l)+".ipvlan.parentNetns", "namespace %s: %v", l.ParentNetns, err)
@@ -127,10 +168,18 @@ func (c *checker) parent(l dataplane.Link) {
 		}
 	}
 	for _, a := range p.Addrs {
-		if a.Addr() == l.Addrs[0].Addr() {
+		if slices.ContainsFunc(l.Addrs, func(b netip.Prefix) bool { return a.Addr() == b.Addr() }) {
 			c.refuse(field(l)+".address", "%s is on the parent %s itself; take another address", a.Addr(), p.Name)
 		}
 	}
+}
+
+// parentField is where the config names the parent of an ipvlan.
+func parentField(s state.State, l dataplane.Link) string {
+	if _, ok := s.Attachment(l.Name); ok {
+		return field(l) + ".cni.conflist"
+	}
+	return field(l) + ".ipvlan.parent"
 }
 
 // Ailments says what keeps the endpoints of a state that is there from working, and isn't vtepd's to mend.
@@ -142,7 +191,7 @@ func Ailments(s state.State, k dataplane.Observation) []Refusal {
 			continue
 		}
 		if p, ok := dataplane.Find(links, l.Parent); ok && !p.Up {
-			out = append(out, Refusal{field(l) + ".ipvlan.parent", p.Name + " is down, and the endpoint with it; set it up"})
+			out = append(out, Refusal{parentField(s, l), p.Name + " is down, and the endpoint with it; set it up"})
 		}
 	}
 	return out
@@ -159,16 +208,34 @@ func parents(links []dataplane.Link) []string {
 	return out
 }
 
+func (c *checker) addresses(l dataplane.Link, addrs []netip.Prefix) {
+	for _, p := range addrs {
+		c.address(l, p.Addr())
+		c.announcedElsewhere(l, p.Addr())
+	}
+}
+
+// addressField is where the config gives a link its address.
+func addressField(l dataplane.Link, addr netip.Addr) string {
+	switch {
+	case !state.IsLoopback(l):
+		return field(l) + ".address"
+	case addr.Is4():
+		return field(l) + ".ipv4"
+	}
+	return field(l) + ".ipv6"
+}
+
 // address: it is nobody else's in the router's namespace, and free on the parent.
-func (c *checker) address(l dataplane.Link) {
-	addr := l.Addrs[0].Addr()
+func (c *checker) address(l dataplane.Link, addr netip.Addr) {
 	for _, o := range c.look.Kernel.Links {
 		if !slices.ContainsFunc(o.Addrs, func(p netip.Prefix) bool { return p.Addr() == addr }) {
 			continue
 		}
 		switch {
 		case !o.Ours() && o.Name != l.Parent:
-			c.refuse(field(l)+".address", "%s is on %s already, which vtepd doesn't own; take another address, or remove it there", addr, o.Name)
+			c.refuse(addressField(l, addr), "%s is on %s already, which vtepd doesn't own; take another address, or remove it there", addr, o.Name)
+		case slices.ContainsFunc(c.d.handovers, func(h handover) bool { return h.old.Name == o.Name && h.new.Name == l.Name }):
 		case o.Ours() && l.Kind == dataplane.IPVLAN && o.Kind == dataplane.IPVLAN && o.Parent == l.Parent && o.ParentNetns == l.ParentNetns:
 			c.refuse(field(l)+".address", "%s is on %s (%s), and an address is unique among the ipvlans of one parent; "+
 				"take another address or another parent", addr, o.Name, o.Owner)
@@ -177,9 +244,8 @@ func (c *checker) address(l dataplane.Link) {
 }
 
 // announcedElsewhere: two routers with one VTEP address take each other's traffic.
-func (c *checker) announcedElsewhere(l dataplane.Link) {
-	addr := l.Addrs[0].Addr()
-	if slices.Contains(c.look.Shared, addr.String()) {
+func (c *checker) announcedElsewhere(l dataplane.Link, addr netip.Addr) {
+	if slices.Contains(c.look.Shared, addr.String()) || strings.HasPrefix(l.Owner, state.AnycastOwner) {
 		return
 	}
 	for _, r := range c.look.FRR.Routes {
@@ -188,14 +254,14 @@ func (c *checker) announcedElsewhere(l dataplane.Link) {
 		}
 		for _, s := range r.Others {
 			if s.Origin != c.look.FRR.Instance.RouterID {
-				c.refuse(field(l)+".address", "%s is announced by another router already: %s; a VTEP address belongs to one router", r.Prefix, s)
+				c.refuse(addressField(l, addr), "%s is announced by another router already: %s; a VTEP address belongs to one router", r.Prefix, s)
 				return
 			}
 		}
 	}
 	for _, t := range c.look.FRR.Type3 {
 		if !t.Local && t.Origin == addr {
-			c.refuse(field(l)+".address", "%s is the VTEP of another router already (type-3 route %s from peer %s); a VTEP address belongs to one router", addr, t.RD, t.Peer)
+			c.refuse(addressField(l, addr), "%s is the VTEP of another router already (type-3 route %s from peer %s); a VTEP address belongs to one router", addr, t.RD, t.Peer)
 			return
 		}
 	}
@@ -214,7 +280,7 @@ func (c *checker) vni(l dataplane.Link) {
 func (c *checker) router() {
 	f := c.look.FRR
 	vxlans := c.b.VXLANs()
-	if len(vxlans)+len(c.b.Routes) == 0 {
+	if len(vxlans)+len(c.b.Routes) == 0 && !c.b.RouterID.IsValid() {
 		return
 	}
 	if f.Instance.ASN == 0 {
@@ -238,7 +304,7 @@ func (c *checker) router() {
 }
 
 // disruptions is what the change interrupts.
-func disruptions(a state.State, d diff, in Input) []Disruption {
+func disruptions(a, b state.State, d diff, in Input) []Disruption {
 	var out []Disruption
 	add := func(object, format string, args ...any) {
 		out = append(out, Disruption{Object: object, Why: fmt.Sprintf(format, args...)})
@@ -277,6 +343,19 @@ func disruptions(a state.State, d diff, in Input) []Disruption {
 			add(b.Name, "still has ports that vtepd doesn't own (%s), and they lose their bridge; take them out first", strings.Join(ports, ", "))
 		}
 	}
+	if d.routerID && b.RouterID != in.RouterID {
+		var peers []string
+		for _, s := range in.Sessions {
+			if s.Established {
+				peers = append(peers, s.Peer)
+			}
+		}
+		if to := b.RouterID; len(peers) > 0 && to.IsValid() {
+			add("bgp router-id", "changes from %s to %s: the sessions with %s restart", in.RouterID, to, strings.Join(peers, ", "))
+		} else if len(peers) > 0 {
+			add("bgp router-id", "is taken back, and FRR chooses another one for %s: the sessions with %s restart", in.RouterID, strings.Join(peers, ", "))
+		}
+	}
 	gone := leaving(a, d)
 	for _, addr := range gone {
 		if who := usedBy(addr, d.delEndpoints, in); who != "" {
@@ -302,15 +381,26 @@ const sessionsFall = "they go down, for as long as they aren't configured otherw
 // leaving are the endpoint addresses that the router won't have any more.
 func leaving(a state.State, d diff) []netip.Addr {
 	going := names(d.delEndpoints)
+	for _, c := range d.readdress {
+		going = append(going, c.old.Name)
+	}
 	stays := func(p netip.Prefix) bool {
 		has := func(l dataplane.Link) bool { return slices.Contains(l.Addrs, p) }
-		return slices.ContainsFunc(d.addEndpoints, has) || slices.ContainsFunc(a.Links, func(l dataplane.Link) bool {
+		keeps := func(c change) bool { return has(c.new) }
+		return slices.ContainsFunc(d.addEndpoints, has) || slices.ContainsFunc(d.readdress, keeps) || slices.ContainsFunc(a.Links, func(l dataplane.Link) bool {
 			return !slices.Contains(going, l.Name) && has(l)
 		})
 	}
 	var out []netip.Addr
 	for _, l := range d.delEndpoints {
 		for _, p := range l.Addrs {
+			if !stays(p) && !slices.Contains(out, p.Addr()) {
+				out = append(out, p.Addr())
+			}
+		}
+	}
+	for _, c := range d.readdress {
+		for _, p := range missing(c.old.Addrs, c.new.Addrs) {
 			if !stays(p) && !slices.Contains(out, p.Addr()) {
 				out = append(out, p.Addr())
 			}

@@ -58,17 +58,21 @@ type Step struct {
 	Undo  *Action `json:"undo,omitempty"`
 }
 
-// Action is one thing to do: exactly one field is set, or Kernel, Await and Drain, done in this order.
+// Action is one thing to do: exactly one field is set, or Attach, Kernel and Check, or Kernel, Await and Drain, done in this order.
 type Action struct {
 	Acquire   []alloc.Proposal `json:"acquire,omitempty"`   // take these values
 	Unacquire []alloc.Proposal `json:"unacquire,omitempty"` // the inverse: the ledger as it was
 	Release   []state.Claim    `json:"release,omitempty"`   // give back what is not needed any more
 	Stage     *Shadow          `json:"stage,omitempty"`
-	Kernel    []dataplane.Op   `json:"kernel,omitempty"` // one batch
-	FRR       []frr.Edit       `json:"frr,omitempty"`
-	Await     *Await           `json:"await,omitempty"`
-	Confirm   *Confirmation    `json:"confirm,omitempty"`
-	Drain     *Drained         `json:"drain,omitempty"`
+	// Detach has CNI plugins take links away, Attach has them made; Check has the plugins say that they are as they were made.
+	Detach  []dataplane.Attachment `json:"detach,omitempty"`
+	Attach  []dataplane.Attachment `json:"attach,omitempty"`
+	Kernel  []dataplane.Op         `json:"kernel,omitempty"` // one batch
+	Check   []dataplane.Attachment `json:"check,omitempty"`
+	FRR     []frr.Edit             `json:"frr,omitempty"`
+	Await   *Await                 `json:"await,omitempty"`
+	Confirm *Confirmation          `json:"confirm,omitempty"`
+	Drain   *Drained               `json:"drain,omitempty"`
 }
 
 // Shadow is what is made in the shadow namespace.
@@ -89,6 +93,8 @@ type Await struct {
 	Retiring *state.State `json:"retiring,omitempty"`
 	// Own are host routes that count as vtepd's beside those of State: one that is still there is a leftover.
 	Own []netip.Prefix `json:"own,omitempty"`
+	// OwnID is the same for a router id.
+	OwnID netip.Addr `json:"ownID,omitzero"`
 	// VTEPs: each of these VXLANs is in zebra with its local address, and in BGP as a type-3 route that was sent to every
 	// established peer.
 	VTEPs []dataplane.Link `json:"vteps,omitempty"`
@@ -136,6 +142,10 @@ type Input struct {
 	// Sessions and RouterID are FRR's: who loses a session when an address goes.
 	Sessions []frr.Session
 	RouterID netip.Addr
+	// Stale are attachments that have a record and aren't whole, or whose link isn't vtepd's any more.
+	Stale []dataplane.Attachment
+	// Drifted are attachments that are there and whose CHECK fails: they are made anew.
+	Drifted []dataplane.Attachment
 	// MapShared: a line that isn't vtepd's uses the route map too, so the map is never removed.
 	MapShared bool
 }
@@ -178,6 +188,10 @@ type diff struct {
 	addVXLANs        []dataplane.Link
 	delVXLANs        []dataplane.Link
 	restore          []change // endpoints that lack something
+	readdress        []change // loopbacks that lose an address
+	handovers        []handover
+	stale            []dataplane.Attachment
+	routerID         bool
 	set              []change // in place
 	replace          []change // the old must go first
 	addRoutes        []netip.Prefix
@@ -185,6 +199,24 @@ type diff struct {
 }
 
 type change struct{ old, new dataplane.Link }
+
+// handover replaces a link by another that has the same address on the same parent, which holds an address only once. A dummy has
+// the address in between: what comes for it while no ipvlan has it, the parent passes up to it.
+type handover struct{ old, new, hold dataplane.Link }
+
+func newHandover(o, n dataplane.Link) handover {
+	_, name, _ := strings.Cut(n.Owner, "/")
+	hold := dataplane.Link{
+		Name: "hold" + n.Name[strings.LastIndex(n.Name, "-"):], Kind: dataplane.Dummy, Owner: state.HoldOwner + name, Up: true, Addrs: n.Addrs,
+	}
+	return handover{old: o, new: n, hold: hold}
+}
+
+// handsOver reports whether n can only come once o is gone, both being of one endpoint.
+func handsOver(o, n dataplane.Link) bool {
+	return o.Kind == dataplane.IPVLAN && n.Kind == dataplane.IPVLAN && o.Owner == n.Owner && o.Parent == n.Parent && o.ParentNetns == n.ParentNetns &&
+		slices.ContainsFunc(n.Addrs, func(p netip.Prefix) bool { return slices.Contains(o.Addrs, p) })
+}
 
 // inPlace reports whether Set can make old into new.
 func (c change) inPlace() bool {
@@ -202,7 +234,10 @@ func compare(a, b state.State) diff {
 	d.delRoutes = missing(a.Routes, b.Routes)
 	for _, n := range b.Links {
 		o, ok := dataplane.Find(a.Links, n.Name)
+		attachment, attached := b.Attachment(n.Name)
 		switch c := (change{o, n}); {
+		case ok && attached && !slices.Contains(a.Attachments, attachment):
+			d.handovers = append(d.handovers, newHandover(o, n))
 		case !ok && n.Kind == dataplane.VXLAN:
 			d.addVXLANs = append(d.addVXLANs, n)
 		case !ok && n.Kind == dataplane.Bridge:
@@ -210,6 +245,8 @@ func compare(a, b state.State) diff {
 		case !ok:
 			d.addEndpoints = append(d.addEndpoints, n)
 		case o.Same(n):
+		case c.inPlace() && state.IsLoopback(n) && len(missing(o.Addrs, n.Addrs)) > 0:
+			d.readdress = append(d.readdress, c)
 		case c.inPlace() && state.IsEndpoint(n):
 			d.restore = append(d.restore, c)
 		case c.inPlace():
@@ -231,7 +268,43 @@ func compare(a, b state.State) diff {
 			d.delEndpoints = append(d.delEndpoints, o)
 		}
 	}
+	for _, n := range d.addEndpoints {
+		for _, o := range d.delEndpoints {
+			if handsOver(o, n) {
+				d.handovers = append(d.handovers, newHandover(o, n))
+			}
+		}
+	}
+	d.routerID = a.RouterID != b.RouterID
 	return d
+}
+
+// handed reports whether a link comes or goes by a handover.
+func (d diff) handed(l dataplane.Link) bool {
+	return slices.ContainsFunc(d.handovers, func(h handover) bool { return h.old.Name == l.Name || h.new.Name == l.Name })
+}
+
+// split divides endpoints that don't come or go by a handover into those that vtepd makes itself and those that plugins make, by s.
+func (d diff) split(endpoints []dataplane.Link, s state.State) (own []dataplane.Link, attached []dataplane.Attachment) {
+	for _, l := range endpoints {
+		a, ok := s.Attachment(l.Name)
+		switch {
+		case d.handed(l):
+		case ok:
+			attached = append(attached, a)
+		default:
+			own = append(own, l)
+		}
+	}
+	return own, attached
+}
+
+func (d diff) holds() []dataplane.Link {
+	var out []dataplane.Link
+	for _, h := range d.handovers {
+		out = append(out, h.hold)
+	}
+	return out
 }
 
 func missing[T comparable](from, in []T) []T {
@@ -249,8 +322,20 @@ func Compute(a, b state.State, in Input) Plan {
 	a, b = a.Normal(), b.Normal()
 	p := Plan{Generation: in.Generation, Router: in.Router, Old: a, New: b}
 	d := compare(a, b)
-	p.Disruptions = disruptions(a, d, in)
-	for _, step := range [][]Step{claim(d, in), stage(d), expose(a, b, d, in), announce(a, d, in), swap(d, in), verify(a, b, d), confirm(in), drain(a, d, in), retire(a, b, d, in)} {
+	for _, s := range in.Stale {
+		if _, ok := b.Attachment(s.Link); !ok { // one that is wanted is made anew, which takes away what is left first
+			d.stale = append(d.stale, s)
+		}
+	}
+	for _, x := range in.Drifted {
+		if n, ok := dataplane.Find(b.Links, x.Link); ok && slices.Contains(a.Attachments, x) && slices.Contains(b.Attachments, x) {
+			o, _ := dataplane.Find(a.Links, x.Link)
+			d.restore = slices.DeleteFunc(d.restore, func(c change) bool { return c.new.Name == n.Name })
+			d.handovers = append(d.handovers, newHandover(o, n))
+		}
+	}
+	p.Disruptions = disruptions(a, b, d, in)
+	for _, step := range [][]Step{claim(d, in), stage(b, d), expose(a, b, d, in), announce(a, b, d, in), swap(d, in), verify(a, b, d), confirm(in), drain(a, d, in), retire(a, b, d, in)} {
 		p.Steps = append(p.Steps, step...)
 	}
 	if !d.any() && a.EVPN == b.EVPN {
@@ -261,7 +346,8 @@ func Compute(a, b state.State, in Input) Plan {
 
 func (d diff) any() bool {
 	return len(d.acquire)+len(d.release)+len(d.addEndpoints)+len(d.delEndpoints)+len(d.addBridges)+len(d.delBridges)+
-		len(d.addVXLANs)+len(d.delVXLANs)+len(d.restore)+len(d.set)+len(d.replace)+len(d.addRoutes)+len(d.delRoutes) > 0
+		len(d.addVXLANs)+len(d.delVXLANs)+len(d.restore)+len(d.set)+len(d.replace)+len(d.addRoutes)+len(d.delRoutes)+
+		len(d.readdress)+len(d.handovers)+len(d.stale) > 0 || d.routerID
 }
 
 // one is the list of a step, or none when the action has nothing to do.
@@ -273,7 +359,7 @@ func one(phase Phase, do Action, undo *Action) []Step {
 }
 
 func (a Action) nothing() bool {
-	return len(a.Acquire)+len(a.Unacquire)+len(a.Release)+len(a.Kernel)+len(a.FRR) == 0 && a.Stage == nil && a.Await == nil && a.Confirm == nil && a.Drain == nil
+	return len(a.Acquire)+len(a.Unacquire)+len(a.Release)+len(a.Kernel)+len(a.FRR)+len(a.Attach)+len(a.Detach)+len(a.Check) == 0 && a.Stage == nil && a.Await == nil && a.Confirm == nil && a.Drain == nil
 }
 
 func claim(d diff, in Input) []Step {
@@ -288,12 +374,13 @@ func claim(d diff, in Input) []Step {
 
 // stage makes the endpoints, and a proof of every VXLAN that is new or changes. The proof stands alone: its bridge is
 // proven by making it.
-func stage(d diff) []Step {
+func stage(b state.State, d diff) []Step {
 	proof := func(l dataplane.Link) dataplane.Link {
 		l.Master, l.VLAN, l.NeighSuppress = "", 0, false
 		return l
 	}
-	sh := Shadow{Links: withGroup(d.addEndpoints, 0)}
+	own, _ := d.split(d.addEndpoints, b)
+	sh := Shadow{Links: withGroup(slices.Concat(own, d.holds()), 0)}
 	for _, l := range d.addVXLANs {
 		sh.Proofs = append(sh.Proofs, proof(l))
 	}
@@ -333,16 +420,25 @@ func expose(a, b state.State, d diff, in Input) []Step {
 			Action{FRR: []frr.Edit{{Verb: frr.AddEVPN, ASN: in.ASN}}},
 			&Action{FRR: []frr.Edit{{Verb: frr.RemoveEVPN, ASN: in.ASN}}})
 	}
-	endpoints := withGroup(d.addEndpoints, group(in.Generation, groupEndpoint))
+	own, attached := d.split(d.addEndpoints, b)
+	endpoints := withGroup(slices.Concat(own, d.holds()), group(in.Generation, groupEndpoint))
 	steps = append(steps, one(Expose,
 		Action{Kernel: ops(dataplane.Expose, endpoints)},
 		&Action{Kernel: ops(dataplane.Delete, endpoints)})...)
 	var mend, unmend []dataplane.Op
+	for _, c := range d.readdress {
+		both := c.new
+		both.Addrs = dataplane.SortedAddrs(slices.Concat(c.old.Addrs, c.new.Addrs))
+		mend = append(mend, dataplane.Op{Verb: dataplane.Set, Link: both})
+		unmend = append(unmend, dataplane.Op{Verb: dataplane.Set, Link: c.old})
+	}
 	for _, c := range d.restore {
 		mend = append(mend, dataplane.Op{Verb: dataplane.Set, Link: c.new})
 		unmend = append(unmend, dataplane.Op{Verb: dataplane.Set, Link: c.old})
 	}
 	steps = append(steps, one(Expose, Action{Kernel: mend}, &Action{Kernel: unmend})...)
+	steps = append(steps, attach(attached, in)...)
+	steps = append(steps, handOver(a, b, d, in)...)
 	bridges, vxlans := group(in.Generation, groupBridge), group(in.Generation, groupVXLAN)
 	return append(steps, one(Expose,
 		Action{Kernel: slices.Concat(
@@ -354,15 +450,67 @@ func expose(a, b state.State, d diff, in Input) []Step {
 		}})...)
 }
 
+// attach has plugins make links, puts vtepd's alias on them, which holds them against what they shall be, and has the plugins
+// check them.
+func attach(as []dataplane.Attachment, in Input) []Step {
+	return one(Expose, attaching(as, group(in.Generation, groupEndpoint)), &Action{Detach: as})
+}
+
+func attaching(as []dataplane.Attachment, g uint32) Action {
+	do := Action{Attach: as, Check: as}
+	for _, a := range as {
+		l := a.AsLink()
+		l.Group = g
+		do.Kernel = append(do.Kernel, dataplane.Op{Verb: dataplane.Adopt, Link: l})
+	}
+	return do
+}
+
+// handOver takes the old links away, while the dummies have their addresses, and makes the new ones.
+func handOver(a, b state.State, d diff, in Input) []Step {
+	var del, undel, add, unadd []dataplane.Op
+	var detach, attached []dataplane.Attachment
+	for _, h := range d.handovers {
+		create := func(l dataplane.Link) []dataplane.Op {
+			return []dataplane.Op{{Verb: dataplane.Create, Link: l}, {Verb: dataplane.Set, Link: l}}
+		}
+		if old, ok := a.Attachment(h.old.Name); ok {
+			detach = append(detach, old)
+		} else {
+			del = append(del, dataplane.Op{Verb: dataplane.Delete, Link: h.old})
+			undel = append(undel, create(h.old)...)
+		}
+		if n, ok := b.Attachment(h.new.Name); ok {
+			attached = append(attached, n)
+			continue
+		}
+		l := h.new
+		l.Group = group(in.Generation, groupEndpoint)
+		add = append(add, create(l)...)
+		unadd = append(unadd, dataplane.Op{Verb: dataplane.Delete, Link: l})
+	}
+	again := attaching(detach, 0)
+	return slices.Concat(
+		one(Expose, Action{Kernel: del}, &Action{Kernel: undel}),
+		one(Expose, Action{Detach: detach}, &again),
+		one(Expose, Action{Kernel: add}, &Action{Kernel: unadd}),
+		attach(attached, in),
+	)
+}
+
 // announce puts the new host routes beside the old ones, and waits until the peers were sent them and the remote VTEPs
 // know the way back.
-func announce(a state.State, d diff, in Input) []Step {
+func announce(a, b state.State, d diff, in Input) []Step {
 	var do, undo []frr.Edit
+	if d.routerID && b.RouterID.IsValid() {
+		e := frr.Edit{Verb: frr.SetRouterID, ASN: in.ASN, Prefix: netip.PrefixFrom(b.RouterID, 32), Was: a.RouterID}
+		do, undo = append(do, e), append(undo, e.Inverse())
+	}
 	for _, r := range d.addRoutes {
 		do = append(do, frr.Edit{Verb: frr.AddNetwork, ASN: in.ASN, Prefix: r})
 		undo = append(undo, frr.Edit{Verb: frr.RemoveNetwork, ASN: in.ASN, Prefix: r})
 	}
-	if len(do) > 0 {
+	if len(d.addRoutes) > 0 {
 		do = slices.Insert(do, 0, frr.Edit{Verb: frr.AddRouteMap, ASN: in.ASN})
 		if len(a.Routes) == 0 && !in.MapShared {
 			undo = append(undo, frr.Edit{Verb: frr.RemoveRouteMap, ASN: in.ASN})
@@ -464,8 +612,14 @@ func verify(a, b state.State, d diff) []Step {
 		return nil
 	}
 	retiring := state.State{
-		Claims: d.release, Routes: d.delRoutes, EVPN: a.EVPN && !b.EVPN,
-		Links: slices.Concat(d.delEndpoints, d.delBridges, d.delVXLANs),
+		Claims: d.release, Routes: d.delRoutes, EVPN: a.EVPN && !b.EVPN, Attachments: missing(a.Attachments, b.Attachments),
+		Links: slices.Concat(d.delEndpoints, d.holds(), d.delBridges, d.delVXLANs),
+	}
+	for _, c := range d.readdress {
+		retiring.Links = append(retiring.Links, dataplane.Link{Name: c.old.Name, Addrs: missing(c.old.Addrs, c.new.Addrs)})
+	}
+	if !b.RouterID.IsValid() {
+		retiring.RouterID = a.RouterID
 	}
 	return one(Verify, Action{Await: &Await{State: &b, Retiring: &retiring, Reachable: moves(d)}}, nil)
 }
@@ -522,15 +676,23 @@ func retire(a, b state.State, d diff, in Input) []Step {
 	for _, r := range d.delRoutes {
 		lines = append(lines, frr.Edit{Verb: frr.RemoveNetwork, ASN: in.ASN, Prefix: r})
 	}
+	if a.RouterID.IsValid() && !b.RouterID.IsValid() {
+		lines = append(lines, frr.Edit{Verb: frr.RemoveRouterID, ASN: in.ASN, Prefix: netip.PrefixFrom(a.RouterID, 32)})
+	}
 	if len(d.delRoutes) > 0 && len(b.Routes) == 0 && !in.MapShared {
 		lines = append(lines, frr.Edit{Verb: frr.RemoveRouteMap, ASN: in.ASN})
 	}
 	steps = append(steps, one(Retire, Action{FRR: lines}, nil)...)
-	links := ops(dataplane.Delete, d.delEndpoints)
+	own, attached := d.split(d.delEndpoints, a)
+	links := ops(dataplane.Delete, slices.Concat(own, d.holds()))
+	for _, c := range d.readdress {
+		links = append(links, dataplane.Op{Verb: dataplane.Set, Link: c.new})
+	}
 	if len(leave) > 0 {
 		links = slices.Insert(links, 0, dataplane.Op{Verb: dataplane.GroupDelete, Group: g})
 	}
 	steps = append(steps, one(Retire, Action{Kernel: links}, nil)...)
+	steps = append(steps, one(Retire, Action{Detach: slices.Concat(attached, d.stale)}, nil)...)
 	if a.EVPN && !b.EVPN {
 		steps = append(steps, one(Retire, Action{FRR: []frr.Edit{{Verb: frr.RemoveEVPN, ASN: in.ASN}}}, nil)...)
 	}
@@ -582,8 +744,17 @@ func (a Action) Lines() []string {
 			add("prove in the shadow: %d VXLANs (%s)", n, abbreviate(names(a.Stage.Proofs)))
 		}
 	}
+	for _, x := range a.Detach {
+		add("CNI DEL %s (%s)", x.Link, x.Addr)
+	}
+	for _, x := range a.Attach {
+		add("CNI ADD %s (%s, parent %s)", x.Link, x.Addr, x.Parent)
+	}
 	for _, o := range a.Kernel {
 		add("%s", o)
+	}
+	for _, x := range a.Check {
+		add("CNI CHECK %s", x.Link)
 	}
 	for _, e := range a.FRR {
 		add("%s", e)

@@ -1,6 +1,7 @@
 package txn
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -99,6 +100,11 @@ func (r *Runner) notState(ctx context.Context, w plan.Await, f frr.Observation) 
 	if err != nil {
 		return nil, err
 	}
+	if r.CNI != nil {
+		if k.Attached, err = r.CNI.Attachments(ctx); err != nil {
+			return nil, err
+		}
+	}
 	held, err := r.Ledger.Held(ctx, r.router)
 	if err != nil {
 		return nil, err
@@ -108,7 +114,9 @@ func (r *Runner) notState(ctx context.Context, w plan.Await, f frr.Observation) 
 	if w.Retiring != nil {
 		owned.Routes = slices.Concat(owned.Routes, w.Retiring.Routes)
 		owned.EVPN = owned.EVPN || w.Retiring.EVPN
+		w.OwnID = cmp.Or(w.OwnID, w.Retiring.RouterID)
 	}
+	owned.RouterID = cmp.Or(owned.RouterID, w.OwnID)
 	got := state.Observed(k, f, owned, held)
 	if w.Retiring != nil {
 		got = without(got, *w.Retiring)
@@ -122,12 +130,21 @@ func (r *Runner) notState(ctx context.Context, w plan.Await, f frr.Observation) 
 	return out, nil
 }
 
-// without is s less what is in gone.
+// without is s less what is in gone. A link without a kind in gone stands for its addresses alone.
 func without(s, gone state.State) state.State {
 	s.Links = slices.DeleteFunc(slices.Clone(s.Links), func(l dataplane.Link) bool {
-		_, ok := dataplane.Find(gone.Links, l.Name)
-		return ok
+		g, ok := dataplane.Find(gone.Links, l.Name)
+		return ok && g.Kind != ""
 	})
+	for i, l := range s.Links {
+		if g, ok := dataplane.Find(gone.Links, l.Name); ok {
+			s.Links[i].Addrs = slices.DeleteFunc(slices.Clone(l.Addrs), func(p netip.Prefix) bool { return slices.Contains(g.Addrs, p) })
+		}
+	}
+	s.Attachments = slices.DeleteFunc(slices.Clone(s.Attachments), func(a dataplane.Attachment) bool { return slices.Contains(gone.Attachments, a) })
+	if gone.RouterID.IsValid() && s.RouterID == gone.RouterID {
+		s.RouterID = netip.Addr{}
+	}
 	s.Routes = slices.DeleteFunc(slices.Clone(s.Routes), func(p netip.Prefix) bool { return slices.Contains(gone.Routes, p) })
 	s.Claims = slices.DeleteFunc(slices.Clone(s.Claims), func(c state.Claim) bool { return slices.Contains(gone.Claims, c) })
 	s.EVPN = s.EVPN && !gone.EVPN

@@ -4,6 +4,7 @@
 package txn
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,6 +55,7 @@ type Event struct {
 // Runner has the ports of a transaction. Its zero durations mean the defaults.
 type Runner struct {
 	Kernel  dataplane.Kernel
+	CNI     dataplane.CNI // nil: there are no plugins, and nothing is attached
 	FRR     frr.Router
 	Ledger  Ledger
 	Journal Journal
@@ -251,6 +253,9 @@ func object(err error) string {
 	if e, ok := errors.AsType[*frr.EditError](err); ok {
 		return e.Edit.Object()
 	}
+	if e, ok := errors.AsType[*dataplane.AttachError](err); ok {
+		return e.Attachment.Link
+	}
 	return ""
 }
 
@@ -268,7 +273,7 @@ func (r *Runner) undo(ctx context.Context, p plan.Plan, k int) error {
 		if err := r.Journal.Mark(journal.Mark{Undo: &k}); err != nil {
 			r.report(Event{Phase: s.Phase, Step: k, Undo: true, Done: true, Err: err})
 		}
-		if r.Lost && len(s.Undo.Kernel) > 0 {
+		if r.Lost && len(s.Undo.Kernel)+len(s.Undo.Attach) > 0 {
 			continue
 		}
 		r.report(Event{Phase: s.Phase, Step: k, Undo: true})
@@ -282,7 +287,7 @@ func (r *Runner) undo(ctx context.Context, p plan.Plan, k int) error {
 		return fmt.Errorf("shadow namespace: %w", err)
 	}
 	if !r.Lost {
-		if err := r.await(ctx, plan.Await{State: &p.Old, Own: p.New.Routes}); err != nil {
+		if err := r.await(ctx, plan.Await{State: &p.Old, Own: p.New.Routes, OwnID: p.New.RouterID}); err != nil {
 			return fmt.Errorf("the old state is not back: %w", err)
 		}
 	}
@@ -353,6 +358,9 @@ func (r *Runner) do(ctx context.Context, a plan.Action) error {
 			return err
 		}
 	}
+	if err := r.plug(ctx, a); err != nil {
+		return err
+	}
 	switch {
 	case a.Stage != nil:
 		return r.Kernel.Stage(ctx, a.Stage.Links, a.Stage.Proofs)
@@ -362,6 +370,11 @@ func (r *Runner) do(ctx context.Context, a plan.Action) error {
 		}
 	case len(a.FRR) > 0:
 		return r.FRR.Apply(ctx, a.FRR)
+	}
+	for _, x := range a.Check {
+		if err := r.bounded(ctx, func(ctx context.Context) error { return r.CNI.Check(ctx, x) }); err != nil {
+			return err
+		}
 	}
 	if a.Await != nil {
 		if err := r.await(ctx, *a.Await); err != nil {
@@ -374,12 +387,34 @@ func (r *Runner) do(ctx context.Context, a plan.Action) error {
 	return nil
 }
 
+// plug has plugins take links away, or make them.
+func (r *Runner) plug(ctx context.Context, a plan.Action) error {
+	if len(a.Attach)+len(a.Detach)+len(a.Check) > 0 && r.CNI == nil {
+		return errors.New("there is nothing here that runs CNI plugins")
+	}
+	for _, x := range a.Detach {
+		if err := r.bounded(ctx, func(ctx context.Context) error { return r.CNI.Detach(ctx, x) }); err != nil {
+			return err
+		}
+	}
+	for _, x := range a.Attach {
+		if err := r.bounded(ctx, func(ctx context.Context) error { return r.CNI.Attach(ctx, x) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// bounded gives plugins no longer than a step has for any other wait.
+func (r *Runner) bounded(ctx context.Context, call func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(r.Timeout, defaultTimeout))
+	defer cancel()
+	return call(ctx)
+}
+
 // await looks again and again, the slower the longer a look takes, until the conditions of w hold; the error after the timeout says what didn't.
 func (r *Runner) await(ctx context.Context, w plan.Await) error {
-	timeout := r.Timeout
-	if timeout == 0 {
-		timeout = defaultTimeout
-	}
+	timeout := cmp.Or(r.Timeout, defaultTimeout)
 	limit, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	var why error
