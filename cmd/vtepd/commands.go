@@ -36,7 +36,9 @@ func (p *places) ports(readOnly bool) (daemon.Ports, func() error, error) {
 	}
 	j := journal.In(p.state)
 	ledger := daemon.NewLedger(daemon.LedgerOptions{
-		Open:  func(s config.Store, cache, node string) (alloc.Store, error) { return p.store(s, cache, node, readOnly) },
+		Open: func(s config.Store, cache, node string) (alloc.Store, error) {
+			return p.store(s, cache, node, readOnly)
+		},
 		State: p.state, Default: p.ledger(), Journal: j, ReadOnly: readOnly,
 	})
 	k, err := kernel.Open(kernel.Options{})

@@ -51,6 +51,7 @@ var rooms = map[string][]string{
 	"daemon/status":  {"daemon/plan"},
 	"daemon/history": {"daemon/config"},
 	"daemon/control": {"daemon/config", "daemon/status"},
+	"daemon/claims":  {"alloc"},
 	"daemon":         {"alloc", "dataplane", "frr", "daemon/..."},
 
 	"cmd/vtepd": {
@@ -82,7 +83,7 @@ var libraries = map[string][]string{
 	"go.etcd.io/etcd/server/v3":              {},
 	"golang.org/x/sync":                      {"cmd/vtepd", "e2e/..."},
 	"golang.org/x/net":                       {"dataplane/kernel", "e2e/..."}, // ICMP; packet filters
-	"golang.org/x/sys":                       {"alloc/dirstore", "dataplane/kernel", "dataplane/monitor", "dataplane/netns", "e2e/..."},
+	"golang.org/x/sys":                       {"alloc/dirstore", "cmd/vtepd", "dataplane/kernel", "dataplane/monitor", "dataplane/netns", "e2e/..."},
 	"github.com/vishvananda/netns":           {"e2e/..."}, // in netlink's own interface
 	"github.com/google/go-cmp":               {"alloc/storetest", "dataplane/kerneltest", "frr/frrtest", "e2e/..."},
 	"pgregory.net/rapid":                     {"alloc/storetest", "dataplane/kerneltest", "frr/frrtest"},

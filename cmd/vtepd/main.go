@@ -82,7 +82,8 @@ func command() *cobra.Command {
 	flags.StringVar(&p.state, "state", "/var/lib/vtepd", "the directory of the journal, the committed state and the ledger")
 	flags.StringVar(&p.frr, "frr", "/var/run/frr", "the directory of FRR's vty sockets")
 	flags.StringVar(&p.socket, "socket", "/run/vtepd/vtepd.sock", "the unix socket on which the daemon is asked and told")
-	root.AddCommand(runCommand(&p), checkCommand(), planCommand(&p), statusCommand(&p), applyCommand(&p), confirmCommand(&p), rollbackCommand(&p), referenceCommand(), schemaCommand())
+	root.AddCommand(runCommand(&p), checkCommand(), planCommand(&p), statusCommand(&p), applyCommand(&p), confirmCommand(&p), rollbackCommand(&p),
+		claimsCommand(&p), poolsCommand(&p), storeCommand(&p), referenceCommand(), schemaCommand())
 	return root
 }
 
