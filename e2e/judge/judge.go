@@ -293,7 +293,7 @@ func (r *Reader) ledger(context.Context) ([]string, error) {
 		return nil, err
 	}
 	for _, f := range files {
-		if !slices.Contains([]string{"ledger", "history", "committed.json"}, f.Name()) {
+		if !slices.Contains([]string{"ledger", "store.json", "history", "committed.json"}, f.Name()) {
 			out = append(out, "file "+f.Name())
 		}
 	}
