@@ -95,8 +95,8 @@ var inTests = map[string][]string{
 	"github.com/google/go-cmp":        {"..."},
 	"pgregory.net/rapid":              {"..."},
 	"github.com/rogpeppe/go-internal": {"cmd/vtepd"},
-	"go.etcd.io/etcd/server/v3":       {"alloc/etcdstore"},   // embedded
-	"github.com/vishvananda/netlink":  {"dataplane/monitor"}, // makes the links that are heard of
+	"go.etcd.io/etcd/server/v3":       {"alloc/etcdstore", "cmd/vtepd", "daemon"}, // embedded
+	"github.com/vishvananda/netlink":  {"dataplane/monitor"},                      // makes the links that are heard of
 	"github.com/vishvananda/netns":    {"dataplane/kernel", "dataplane/monitor"},
 }
 

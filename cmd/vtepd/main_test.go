@@ -19,11 +19,20 @@ import (
 
 func TestMain(m *testing.M) { testscript.Main(m, map[string]func(){"vtepd": main}) }
 
-// TestScripts runs the command as a user does. Beside testscript's own there is `exits N COMMAND…`: the exit status is N.
+// TestScripts runs the command as a user does. Beside testscript's own there is `exits N COMMAND…`: the exit status is N; `etcd
+// NAME`; and `envsubst FILE`, which puts the variables into a file.
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"etcd": etcdCommand,
+			"envsubst": func(ts *testscript.TestScript, neg bool, args []string) {
+				if neg || len(args) != 1 {
+					ts.Fatalf("usage: envsubst FILE")
+				}
+				text := os.Expand(ts.ReadFile(args[0]), ts.Getenv)
+				ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(text), 0o600))
+			},
 			"exits": func(ts *testscript.TestScript, neg bool, args []string) {
 				if neg || len(args) < 2 {
 					ts.Fatalf("usage: exits N COMMAND [ARGUMENT...]")
