@@ -202,26 +202,48 @@ func (d *decoder) poolOverlaps() {
 	}
 }
 
+// asker is an endpoint or a loopback, and its address.
+type asker struct {
+	Address
+	kind, name string
+	field      string // of the address
+}
+
+func (a asker) String() string { return a.kind + " " + bare(a.name) }
+
+func (d *decoder) askers() []asker {
+	var out []asker
+	for _, e := range d.cfg.Endpoints {
+		out = append(out, asker{e.Address, "endpoint", e.Name, join("endpoints", e.Name) + ".address"})
+	}
+	for _, l := range d.cfg.Loopbacks {
+		for _, f := range l.Families() {
+			out = append(out, asker{f.Address, "loopback", l.Name, join("loopbacks", l.Name) + "." + f.Key})
+		}
+	}
+	return out
+}
+
 // addressClashes refuses two endpoints with one address, and a fixed address
 // that a pool could give to somebody else.
 func (d *decoder) addressClashes() {
 	type user struct {
-		addr     netip.Addr
-		fixed    bool
-		endpoint string
-		field    string
-		pos      Pos
+		asker
+		addr  netip.Addr
+		fixed bool
+		field string
+		pos   Pos
 	}
 	var users []user
-	for _, e := range d.cfg.Endpoints {
-		addr, fixed := e.Address.Fixed()
-		key := string(e.Address.Kind)
+	for _, a := range d.askers() {
+		addr, fixed := a.Fixed()
+		key := string(a.Kind)
 		if !fixed {
-			addr, key = e.Address.Prefer, "prefer"
+			addr, key = a.Prefer, "prefer"
 		}
 		if addr.IsValid() {
-			field := join("endpoints", e.Name) + ".address." + key
-			users = append(users, user{addr, fixed, e.Name, field, d.cfg.At(field)})
+			field := a.field + "." + key
+			users = append(users, user{a, addr, fixed, field, d.cfg.At(field)})
 		}
 	}
 	d.groupClashes()
@@ -229,7 +251,7 @@ func (d *decoder) addressClashes() {
 	first := map[netip.Addr]user{}
 	for _, u := range users {
 		if f, ok := first[u.addr]; ok {
-			d.bad(u.pos, u.field, "%s is the address of endpoint %s at %s; each endpoint must have its own", u.addr, bare(f.endpoint), f.pos)
+			d.bad(u.pos, u.field, "%s is the address of %s at %s; each %s must have its own", u.addr, f.asker, f.pos, u.kind)
 			continue
 		}
 		first[u.addr] = u
@@ -256,22 +278,23 @@ func (d *decoder) addressClashes() {
 func (d *decoder) groupClashes() {
 	type key struct{ pool, group string }
 	type user struct {
+		asker
 		key
-		endpoint, field string
-		pos             Pos
+		field string
+		pos   Pos
 	}
 	var users []user
-	for _, e := range d.cfg.Endpoints {
-		if e.Address.Group != "" {
-			field := join("endpoints", e.Name) + ".address.group"
-			users = append(users, user{key{e.Address.Pool, e.Address.Group}, e.Name, field, d.cfg.At(field)})
+	for _, a := range d.askers() {
+		if a.Group != "" {
+			field := a.field + ".group"
+			users = append(users, user{a, key{a.Pool, a.Group}, field, d.cfg.At(field)})
 		}
 	}
 	slices.SortFunc(users, func(a, b user) int { return a.pos.compare(b.pos) })
 	first := map[key]user{}
 	for _, u := range users {
 		if f, ok := first[u.key]; ok {
-			d.bad(u.pos, u.field, "%s is the group of endpoint %s at %s, and so has its address; a router can have a group's address once", bare(u.group), bare(f.endpoint), f.pos)
+			d.bad(u.pos, u.field, "%s is the group of %s at %s, and so has its address; a router can have a group's address once", bare(u.group), f.asker, f.pos)
 			continue
 		}
 		first[u.key] = u

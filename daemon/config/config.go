@@ -24,6 +24,7 @@ type Config struct {
 	Store       Store
 	Pools       []Pool
 	Endpoints   []Endpoint
+	Loopbacks   []Loopback
 	VNIs        []VNI
 	VLANBridge  string // the VLAN-aware bridge of the VNIs that name a VLAN; "" if there is none
 	FRR         FRR
@@ -97,8 +98,9 @@ const (
 type Endpoint struct {
 	Name        string // at most 15 bytes, a legal link name
 	Placement   Placement
-	Parent      string // the link below an ipvlan; "" for a loopback
+	Parent      string // the link below an ipvlan; "" for any other
 	ParentNetns string // where Parent is: a name under /run/netns or an absolute path; "" is the router's own namespace
+	CNI         CNI    // zero unless Placement is PlacementCNI
 	Address     Address
 	Announce    Announce
 }
@@ -106,10 +108,11 @@ type Endpoint struct {
 // Placement is the kind of link that carries an endpoint's address.
 type Placement string
 
-// An ipvlan child in L3 mode, or a loopback (a dummy link).
+// An ipvlan child in L3 mode, a loopback (a dummy link), or an ipvlan child that CNI plugins make.
 const (
 	PlacementIPVLAN   Placement = "ipvlan"
 	PlacementLoopback Placement = "loopback"
+	PlacementCNI      Placement = "cni"
 )
 
 // Address is where an endpoint's address comes from.
@@ -222,6 +225,7 @@ func (c *Config) Equal(d *Config) bool {
 		c.Store.Equal(d.Store) &&
 		slices.EqualFunc(c.Pools, d.Pools, Pool.equal) &&
 		slices.Equal(c.Endpoints, d.Endpoints) &&
+		slices.Equal(c.Loopbacks, d.Loopbacks) &&
 		slices.Equal(c.VNIs, d.VNIs) &&
 		c.VLANBridge == d.VLANBridge &&
 		c.FRR == d.FRR &&

@@ -99,7 +99,10 @@ func (d *decoder) object(n *node, pos Pos, path, shape string) (object, bool) {
 			d.place(join(path, e.key), e)
 			continue
 		}
+		right, isRefused := refused[shape][e.key]
 		switch guess := closest(e.key, known); {
+		case isRefused:
+			d.bad(e.pos, join(path, e.key), "can't be set: %s; leave it out", right)
 		case guess != "":
 			d.bad(e.pos, join(path, e.key), "is not a known key; did you mean %s?", guess)
 		case len(known) == 0:
@@ -343,6 +346,12 @@ func (d *decoder) config(root *node) {
 		}
 	}
 	slices.SortFunc(d.cfg.Endpoints, func(a, b Endpoint) int { return cmp.Compare(a.Name, b.Name) })
+	if entries, ok := o.names("loopbacks", "link names to their settings", maxLoopbacks); ok {
+		for _, e := range entries {
+			d.loopback(e)
+		}
+	}
+	slices.SortFunc(d.cfg.Loopbacks, func(a, b Loopback) int { return cmp.Compare(a.Name, b.Name) })
 	d.addressClashes()
 
 	if entries, ok := o.names("vnis", "VNIs to their settings", maxVNIs); ok {
@@ -352,6 +361,7 @@ func (d *decoder) config(root *node) {
 	}
 	slices.SortFunc(d.cfg.VNIs, func(a, b VNI) int { return cmp.Compare(a.VNI, b.VNI) })
 	d.bridgeClashes()
+	d.loopbackClashes()
 }
 
 func (d *decoder) node(o object) {
@@ -451,31 +461,7 @@ func (d *decoder) endpoint(e entry) {
 		return
 	}
 	ep := Endpoint{Name: e.key, Announce: choice(o, "announce", AnnounceBGP, AnnounceNone)}
-	switch {
-	case o.has("ipvlan") && o.has("loopback"):
-		o.bad("loopback", "stands beside ipvlan at %s; an endpoint has exactly one of the two", o.at("ipvlan"))
-	case o.has("loopback"):
-		ep.Placement = PlacementLoopback
-		o.section("loopback", "endpoints.*.loopback")
-	case o.has("ipvlan"):
-		ep.Placement = PlacementIPVLAN
-		v, ok := o.section("ipvlan", "endpoints.*.ipvlan")
-		if !ok {
-			break
-		}
-		if !v.has("parent") {
-			v.missing("parent", "name the link to sit on, such as eth1")
-		}
-		ep.Parent, _ = v.link("parent")
-		if ns, ok := v.text("parentNetns", "a name under /run/netns or an absolute path"); ok {
-			if why := badNetns(ns); why != "" {
-				v.bad("parentNetns", "%s", why)
-			}
-			ep.ParentNetns = ns
-		}
-	default:
-		d.bad(e.pos, path, "has neither ipvlan nor loopback; must have exactly one of the two")
-	}
+	d.placement(e, o, &ep)
 	if !o.has("address") {
 		o.missing("address", "write {pool: NAME}, {static: ADDRESS} or {cidr: PREFIX, from: index}")
 	}
@@ -544,7 +530,7 @@ func (d *decoder) fromPool(o object, a *Address) {
 	}
 	if ok && d.usable[name] {
 		if kind := d.pool(name).Kind(); kind != PoolAddress {
-			o.bad("pool", "pool %s at %s is of kind %s; an endpoint needs a pool with addresses", name, d.cfg.At(join("pools", name)), kind)
+			o.bad("pool", "pool %s at %s is of kind %s; %s needs a pool with addresses", name, d.cfg.At(join("pools", name)), kind, askerAt(o.path))
 			ok = false
 		}
 	}
@@ -560,6 +546,14 @@ func (d *decoder) fromPool(o object, a *Address) {
 	} else if pool.excludes(prefer) {
 		o.bad("prefer", "%s is excluded from pool %s at %s", prefer, name, d.cfg.At(path+".exclude"))
 	}
+}
+
+// askerAt is what asks for the address at a path.
+func askerAt(path string) string {
+	if strings.HasPrefix(path, "loopbacks.") {
+		return "a loopback"
+	}
+	return "an endpoint"
 }
 
 func (d *decoder) fromCIDR(o object, a *Address) {

@@ -103,7 +103,7 @@ func TestProblems(t *testing.T) {
 		{"cut off before the version", "node: {name: leaf1}\n", `f:1:1: version: is missing; write version: 1, once in all files; without it a file that was cut off could pass for a whole one`},
 		{"cut off after the version", "version: 1\n", `f:1:1: node: is missing; write node: {name: NAME}, the name of this router in claims`},
 		{"cut off after a key", head + "endpoints:\n", `f:3:1: endpoints: is empty; must be a mapping from endpoint names to their settings, or left out`},
-		{"cut off in an endpoint", head + "endpoints:\n  vtep0:\n", `f:4:3: endpoints.vtep0: is empty; must be a mapping of ipvlan, loopback, address, announce`},
+		{"cut off in an endpoint", head + "endpoints:\n  vtep0:\n", `f:4:3: endpoints.vtep0: is empty; must be a mapping of ipvlan, loopback, cni, address, announce`},
 		{"cut off in a flow", head + "endpoints: {vtep0: {ipvlan: {parent: eth1", `f:3:42: not valid YAML: did not find expected ',' or '}' while parsing a flow mapping that begins at column 29`},
 		{"second document", base + "---\n" + base, `f:11:1: a second YAML document begins here; one file holds one document`},
 		{"broken second document", base + "---\n}\n", `f:12:1: not valid YAML: did not find expected node content while parsing a block node`},
@@ -138,15 +138,15 @@ f:2:7: node: the tag "!x" is not accepted; leave it out`},
 		{"version 2", "version: 2\nnode: 5\nvrfs: {}\n", `f:1:10: version: is 2; must be 1, the only version known here`},
 		{"version of the wrong type", "version: \"1\"\nnode: {name: x}\n", `f:1:10: version: is the text "1"; must be the number 1`},
 		{"version with a fraction", "version: 1.0\nnode: {name: x}\n", `f:1:10: version: is 1.0; must be the number 1`},
-		{"unknown key", head + "vrfs: {red: {vni: 5000}}\n", `f:3:1: vrfs: is not a known key; known here: version, node, store, pools, endpoints, vlanBridge, vnis, frr, transaction`},
+		{"unknown key", head + "vrfs: {red: {vni: 5000}}\n", `f:3:1: vrfs: is not a known key; known here: version, node, store, pools, endpoints, loopbacks, vlanBridge, vnis, frr, transaction`},
 		{"unknown keys, close", head + "vnsi: {}\nfrr: {evnp: create}\nendpoints:\n  a: {loopback: {mtu: 1}, adress: {}, address: {static: 10.0.0.1}}\n", `
 f:3:1: vnsi: is not a known key; did you mean vnis?
 f:4:7: frr.evnp: is not a known key; did you mean evpn?
 f:6:18: endpoints.a.loopback.mtu: is not a known key; there are none here
 f:6:27: endpoints.a.adress: is not a known key; did you mean address?`},
 		{"unknown key of a strange kind", head + "\"a\\nb\": 1\n\"\": 2\n", `
-f:3:1: "a\nb": is not a known key; known here: version, node, store, pools, endpoints, vlanBridge, vnis, frr, transaction
-f:4:1: "": is not a known key; known here: version, node, store, pools, endpoints, vlanBridge, vnis, frr, transaction`},
+f:3:1: "a\nb": is not a known key; known here: version, node, store, pools, endpoints, loopbacks, vlanBridge, vnis, frr, transaction
+f:4:1: "": is not a known key; known here: version, node, store, pools, endpoints, loopbacks, vlanBridge, vnis, frr, transaction`},
 		{"wrong types", "version: 1\nnode: leaf1\npools: []\nendpoints: 5\nvlanBridge: br\nvnis: x\nfrr: true\ntransaction: 1s\n", `
 f:2:7: node: is the text "leaf1"; must be a mapping of name, index
 f:3:8: pools: is a list; must be a mapping from pool names to their addresses, or left out
@@ -339,8 +339,8 @@ f:14:3: endpoints.eth%d: "eth%d" can't name a link: it holds '%'; use letters, d
   f: {ipvlan: {parent: 5, parentNetns: /run/../x}, address: {static: 10.0.0.6}, announce: ospf}
   g: {ipvlan: {parent: eth1, parentNetns: "a b"}, address: {static: 10.0.0.7}}
 `, `
-f:4:3: endpoints.a: has neither ipvlan nor loopback; must have exactly one of the two
-f:5:31: endpoints.b.loopback: stands beside ipvlan at f:5:7; an endpoint has exactly one of the two
+f:4:3: endpoints.a: has none of ipvlan, loopback and cni; must have exactly one of the three
+f:5:31: endpoints.b.loopback: stands beside ipvlan at f:5:7; an endpoint has exactly one of ipvlan, loopback and cni
 f:6:7: endpoints.c.ipvlan.parent: is missing; name the link to sit on, such as eth1
 f:7:7: endpoints.d.loopback: is empty; must be {}
 f:8:24: endpoints.e.ipvlan.parent: "eth 1" can't name a link: it holds a space; use letters, digits, '-' and '_'
@@ -526,7 +526,7 @@ func TestMerge(t *testing.T) {
 b.yaml:2:3: endpoints.b: is here a second time, the first is at a.yaml:4:3; keep one
 b.yaml:3:1: node: is here a second time, the first is at a.yaml:2:1; keep one
 b.yaml:4:1: version: is here a second time, the first is at a.yaml:1:1; keep one
-b.yaml:5:1: vrfs: is not a known key; known here: version, node, store, pools, endpoints, vlanBridge, vnis, frr, transaction
+b.yaml:5:1: vrfs: is not a known key; known here: version, node, store, pools, endpoints, loopbacks, vlanBridge, vnis, frr, transaction
 c.yaml:1:1: vrfs: is here a second time, the first is at b.yaml:5:1; keep one`,
 		a,
 		Source{"b.yaml", []byte("endpoints:\n  b: {loopback: {}, address: {static: 10.0.0.2}}\nnode: {name: leaf1}\nversion: 1\nvrfs: {}\n")},

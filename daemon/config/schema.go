@@ -16,15 +16,19 @@ var Schema []byte
 // fields is every key that a file may hold, by the path of its mapping; "*"
 // stands for any name. Whatever isn't here is an unknown key.
 var fields = map[string][]string{
-	"":                     {"version", "node", "store", "pools", "endpoints", "vlanBridge", "vnis", "frr", "transaction"},
+	"":                     {"version", "node", "store", "pools", "endpoints", "loopbacks", "vlanBridge", "vnis", "frr", "transaction"},
 	"node":                 {"name", "index"},
 	"store":                {"directory", "etcd"},
 	"store.etcd":           {"endpoints", "prefix", "tls", "username", "passwordFile"},
 	"store.etcd.tls":       {"ca", "cert", "key"},
 	"pools.*":              {"addresses", "ranges", "prefixes", "length", "exclude", "reclaim"},
-	"endpoints.*":          {"ipvlan", "loopback", "address", "announce"},
+	"endpoints.*":          {"ipvlan", "loopback", "cni", "address", "announce"},
 	"endpoints.*.ipvlan":   {"parent", "parentNetns"},
 	"endpoints.*.loopback": {},
+	"endpoints.*.cni":      {"conflist", "interfaceName", "pluginDirs", "cacheDir"},
+	"loopbacks.*":          {"role", "ipv4", "ipv6"},
+	"loopbacks.*.ipv4":     {"pool", "prefer", "group", "static", "cidr", "from"},
+	"loopbacks.*.ipv6":     {"pool", "prefer", "group", "static", "cidr", "from"},
 	"endpoints.*.address":  {"pool", "prefer", "group", "static", "cidr", "from"},
 	"vlanBridge":           {"name"},
 	"vnis.*":               {"endpoint", "port", "bridge", "vlan", "mtu"},
@@ -35,4 +39,4 @@ var fields = map[string][]string{
 
 // named is the sections whose keys are names, and which several files may
 // add to.
-var named = map[string]bool{"pools": true, "endpoints": true, "vnis": true}
+var named = map[string]bool{"pools": true, "endpoints": true, "loopbacks": true, "vnis": true}

@@ -91,8 +91,8 @@ func TestReferenceDefaults(t *testing.T) {
 		}
 		kept = append(kept, line)
 	}
-	if dropped != 11 {
-		t.Errorf("%d defaults, want 11", dropped)
+	if dropped != 12 {
+		t.Errorf("%d defaults, want 12", dropped)
 	}
 	// What is left of a mapping without its keys is no mapping.
 	text := strings.Replace(strings.Join(kept, "\n"), "frr:\n", "frr: {}\n", 1)
@@ -168,8 +168,8 @@ func TestSchemaHasEveryField(t *testing.T) {
 			t.Errorf("%s: the reference file doesn't show the schema's default %v", path, def)
 		}
 	}
-	if len(defaults) != 12-1 { // a bridge's depends on its VNI
-		t.Errorf("%d defaults, want 11: %v", len(defaults), defaults)
+	if len(defaults) != 13-1 { // a bridge's depends on its VNI
+		t.Errorf("%d defaults, want 12: %v", len(defaults), defaults)
 	}
 }
 
