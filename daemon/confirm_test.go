@@ -757,8 +757,8 @@ func TestDrift(t *testing.T) {
 					if len(lines) != 4 || lines[0] != "WARN repairing: "+what || lines[3] != "INFO idle: " {
 						t.Errorf("logged: %q, want %q", lines, what)
 					}
-					if r.d.repairs.count != n {
-						t.Errorf("%d repairs counted, want %d", r.d.repairs.count, n)
+					if s, _ := r.board.Get(); s.Repairs.Count != uint64(n) || strings.Join(s.Repairs.What, "\n") != what {
+						t.Errorf("repairs: %+v, want %d: %s", s.Repairs, n, what)
 					}
 				}
 				r.kept(1)
@@ -817,7 +817,7 @@ func TestFight(t *testing.T) {
 		}
 		s, _ := r.board.Get()
 		if s.Condition != status.Degraded || len(s.Messages) != 2 ||
-			!strings.HasPrefix(s.Messages[0], fmt.Sprintf("somebody else keeps changing what is vtepd's: repaired %d times, next in ", repairs.Load())) ||
+			!strings.HasPrefix(s.Messages[0], fmt.Sprintf("somebody else keeps changing what is vtepd's: repaired %d times, next at ", repairs.Load())) ||
 			s.Messages[1] != "link vxlan100 (vxlan of vni/100): local 10.255.9.9, wanted 10.255.0.1" {
 			t.Errorf("%s: %q", s.Condition, s.Messages)
 		}
@@ -841,8 +841,12 @@ func TestDamper(t *testing.T) {
 	now := time.Unix(1000, 0)
 	var d damper
 	var at []time.Duration
+	one, other := []string{"link one"}, []string{"link other"}
 	for end := now.Add(4 * time.Minute); now.Before(end); {
-		wait := d.wait(now)
+		wait, _ := d.wait(now, one)
+		if d.tired != (wait > 0) {
+			t.Fatalf("tired: %t with a wait of %s", d.tired, wait)
+		}
 		if wait == 0 {
 			at = append(at, now.Sub(time.Unix(1000, 0)))
 			wait = time.Millisecond // changed again
@@ -859,11 +863,32 @@ func TestDamper(t *testing.T) {
 	if want := []time.Duration{0, 0, 1e9, 2e9, 4e9, 8e9, 16e9, 32e9, 60e9, 60e9}; !slices.Equal(gaps[:10], want) {
 		t.Errorf("%v, want %v", gaps, want)
 	}
-	if d.wait(d.last.Add(peaceAfter)) > 0 || d.count < 10 {
+	// Nobody else is kept waiting for it.
+	if wait, _ := d.wait(now, other); wait > 0 {
+		t.Errorf("another object waits %s", wait)
+	}
+	if wait, times := d.wait(d.objects[one[0]].last.Add(1), slices.Concat(one, other)); wait == 0 || times < 10 {
+		t.Errorf("both waits %s, repaired %d times", wait, times)
+	}
+	count := func() int { return d.objects[one[0]].count }
+	last := d.objects[one[0]].last
+	if wait, _ := d.wait(last.Add(peaceAfter), one); wait > 0 || count() < 10 {
 		t.Errorf("within the time of peace it is the same fight: %+v", d)
 	}
-	if d.wait(d.last.Add(peaceAfter+1)) > 0 || d.count != 1 {
+	last = d.objects[one[0]].last
+	if wait, _ := d.wait(last.Add(peaceAfter+1), one); wait > 0 || count() != 1 || len(d.objects) != 2 {
 		t.Errorf("after it, another: %+v", d)
+	}
+	// Whoever takes another object each time is slowed down too.
+	now = now.Add(time.Hour)
+	made := 0
+	for i := range 2 * freeAll {
+		if wait, _ := d.wait(now, []string{fmt.Sprint("link ", i)}); wait == 0 {
+			made++
+		}
+	}
+	if made != freeAll {
+		t.Errorf("%d repairs of as many objects at once", made)
 	}
 }
 

@@ -32,6 +32,13 @@ type Daemon struct {
 	told       string // what was logged last: one line a transition
 	backoff    time.Duration
 	repairs    damper
+	seen       seen      // by the last look
+	due        time.Time // until then hints wait
+	// What FRR had while all was well, and since when it may lack some of it, zero once it is known to be all there.
+	instance  frr.Instance
+	peers     []string
+	away      time.Time
+	lastLines string // fingerprint of FRR's lines while it is coming back
 	// failed is the plan that was rolled back last, and until when the same one isn't tried again.
 	failed      string
 	failedUntil time.Time
@@ -42,7 +49,8 @@ type Daemon struct {
 type Options struct {
 	Ports
 	Config  string          // the file or directory
-	Hints   <-chan struct{} // look again: the file, the kernel, FRR
+	Hints   <-chan struct{} // something may have changed: the file, the kernel, FRR
+	Looks   <-chan struct{} // look at everything: the ledger; may be nil
 	History *history.History
 	Board   *status.Board
 	Log     *slog.Logger
@@ -59,6 +67,8 @@ const (
 	lookMost    = 15 * time.Second
 	retryFailed = 30 * time.Second // the same plan after a rollback
 	auditEvery  = time.Minute      // for what gave no hint
+	unseenLook  = 2 * time.Second  // for what FRR is still to make of links that are there
+	tiredLook   = time.Second      // between looks while somebody else keeps changing things
 	beatEvery   = 10 * time.Second // a sign of life of a loop that waits
 )
 
@@ -98,19 +108,38 @@ func (d *Daemon) Run(ctx context.Context) error {
 func (d *Daemon) sleep(ctx context.Context, again <-chan time.Time) bool {
 	alive := time.NewTicker(beatEvery)
 	defer alive.Stop()
+	lines := time.NewTicker(glanceEvery)
+	defer lines.Stop()
+	var due <-chan time.Time // a hint that waits
 	for {
 		d.beats()
+		all := false
 		select {
 		case <-ctx.Done():
 			return false
-		case <-d.Hints:
-			return true
 		case <-again:
+			return true
+		case <-d.Looks:
 			return true
 		case o := <-d.orders:
 			o.done <- d.pin(o)
 			return true
 		case <-alive.C:
+			continue
+		case <-lines.C:
+		case <-d.Hints:
+			if wait := time.Until(d.due); wait > 0 {
+				if due == nil {
+					due = time.After(wait)
+				}
+				continue
+			}
+			all = true
+		case <-due:
+			due, all = nil, true
+		}
+		if d.changed(ctx, all) {
+			return true
 		}
 	}
 }
@@ -207,7 +236,19 @@ func (d *Daemon) reconcile(ctx context.Context) time.Duration {
 		w.confirm = 0
 	}
 	d.Board.Update(func(s *status.Snapshot) { s.Node = cfg.Node.Name })
+	began := time.Now()
 	prep, err := Prepare(ctx, d.Ports, cfg, w.confirm)
+	d.rested(time.Since(began))
+	d.saw(prep, w.files)
+	if errors.Is(err, frr.ErrUnreachable) && d.away.IsZero() {
+		d.away = time.Now()
+	}
+	var lacks []string
+	if err == nil && prep.FRR.Fingerprint != "" {
+		if lacks = d.ready(prep.FRR); len(lacks) == 0 {
+			d.remember(prep.FRR)
+		}
+	}
 	switch {
 	case ctx.Err() != nil:
 		return 0
@@ -216,6 +257,9 @@ func (d *Daemon) reconcile(ctx context.Context) time.Duration {
 	case err != nil:
 		d.settle(w.condition(status.Refused), append(w.why, err.Error())...)
 		return d.later()
+	case len(lacks) > 0:
+		d.settle(status.Waiting, append(w.why, "FRR is back, and "+strings.Join(lacks, ", ")+": waiting for its configuration")...)
+		return lookFirst
 	case len(prep.Waiting) > 0:
 		return d.waiting(append(w.why, prep.Waiting...)...)
 	case len(prep.Refusals) > 0:
@@ -232,10 +276,15 @@ func (d *Daemon) reconcile(ctx context.Context) time.Duration {
 		return d.carryOut(ctx, prep.Plan, w)
 	}
 	d.live(prep.Plan.New)
-	if len(prep.Ailing) > 0 {
+	switch {
+	case len(prep.Unseen) > 0:
+		d.settle(w.condition(status.Waiting), slices.Concat(w.why, prep.Ailing, brief(prep.Unseen))...)
+		return unseenLook
+	case len(prep.Ailing) > 0:
 		d.settle(w.condition(status.Waiting), append(w.why, prep.Ailing...)...)
 		return auditEvery
 	}
+	d.seen.calm, d.repairs.tired = true, false
 	if !w.repair { // a config that changes nothing is verified too
 		if err := d.History.Add(d.generation, w.sources); err != nil {
 			d.settle(status.Degraded, err.Error())
@@ -262,20 +311,25 @@ func (d *Daemon) carryOut(ctx context.Context, p plan.Plan, w wanted) time.Durat
 	if wait := time.Until(d.failedUntil); key == d.failed && wait > 0 {
 		return wait
 	}
+	var diff []string
 	if w.repair {
-		diff := state.Diff(p.Old, p.New)
-		if wait := d.repairs.wait(time.Now()); wait > 0 {
-			msg := fmt.Sprintf("somebody else keeps changing what is vtepd's: repaired %d times, next in %s", d.repairs.count, wait.Round(time.Second))
-			d.settle(status.Degraded, slices.Concat(w.why, []string{msg}, diff)...)
+		var about []string
+		about, diff = objects(p.Old, p.New)
+		now := time.Now()
+		if wait, times := d.repairs.wait(now, about); wait > 0 {
+			d.due = now.Add(tiredLook)
+			msg := fmt.Sprintf("somebody else keeps changing what is vtepd's: repaired %d times, next at %s", times, now.Add(wait).Format(time.TimeOnly))
+			d.settle(status.Degraded, slices.Concat(w.why, []string{msg}, brief(diff))...)
 			return wait
 		}
-		d.say(slog.LevelWarn, "repairing", strings.Join(diff, "\n"))
+		d.say(slog.LevelWarn, "repairing", strings.Join(brief(diff), "\n"))
 	}
 	d.say(slog.LevelInfo, "transaction", fmt.Sprintf("generation %d, %d steps", p.Generation, len(p.Steps)))
 	for _, n := range p.Notes {
 		d.Log.Info("note", "generation", p.Generation, "note", n)
 	}
 	p.Dropped = w.dropped
+	d.seen = seen{} // whatever comes of it
 	r, done := d.runner(p, w.cfg.Transaction.Timeout)
 	err := r.Run(ctx, p)
 	var failed *txn.Error
@@ -285,6 +339,9 @@ func (d *Daemon) carryOut(ctx context.Context, p plan.Plan, w wanted) time.Durat
 		d.generation, d.failed = p.Generation, ""
 		if err := d.History.Add(p.Generation, w.sources); err != nil {
 			d.Log.Error("the config is not kept", "generation", p.Generation, "err", err)
+		}
+		if w.repair {
+			d.repaired(diff)
 		}
 		d.live(p.New)
 		d.settle(w.condition(status.Idle), append(w.why, p.Notes...)...)
@@ -372,6 +429,23 @@ func (d *Daemon) runner(p plan.Plan, timeout time.Duration) (r *txn.Runner, done
 		Kernel: d.Kernel, FRR: d.FRR, Ledger: d.Ledger, Journal: d.Journal, Netns: namespacesOf(p), Timeout: timeout, Report: event,
 		Decide: d.decide, Beat: d.beats,
 	}, done
+}
+
+// repaired counts a repair on the board.
+func (d *Daemon) repaired(what []string) {
+	d.Board.Update(func(s *status.Snapshot) {
+		s.Repairs.Count++
+		s.Repairs.Last, s.Repairs.What = time.Now(), brief(what)
+	})
+}
+
+// brief is lines cut to what a person reads.
+func brief(lines []string) []string {
+	const most = 10
+	if n := len(lines); n > most {
+		return append(lines[:most-1:most-1], fmt.Sprintf("and %d more", n-most+1))
+	}
+	return lines
 }
 
 // unconfirmed reports whether a transaction was undone for want of a confirmation.

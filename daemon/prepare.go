@@ -44,6 +44,10 @@ type Prepared struct {
 	Refusals []config.Problem // why the plan can't be carried out; the plan is empty then
 	Waiting  []string         // the same, where only time is missing: values of a pool
 	Ailing   []string         // what is wrong below a plan that is empty: a live endpoint's parent that is down
+	Unseen   []string         // what FRR doesn't show of the VXLANs of a plan that is empty: it has just come back, say
+	// What was looked at; zero when it didn't come to that.
+	Kernel dataplane.Observation
+	FRR    frr.Observation
 }
 
 // Prepare looks at the kernel, at FRR and at the ledger, and plans the way to cfg, with a wait to be confirmed unless confirm
@@ -61,17 +65,20 @@ func Prepare(ctx context.Context, p Ports, cfg *config.Config, confirm time.Dura
 	if err != nil {
 		return Prepared{}, err
 	}
+	var out Prepared
 	k, err := p.Kernel.Observe(ctx, namespaces(cfg, last.State))
 	if err != nil {
-		return Prepared{}, err
+		return out, err
 	}
-	f, err := p.FRR.Observe(ctx, frr.Query{Config: true, Sessions: true, Type3: true, Prefixes: hosts(addrs)})
+	out.Kernel = k
+	f, err := p.FRR.Observe(ctx, frr.Query{Config: true, Sessions: true, VNIs: true, Type3: true, Prefixes: hosts(addrs)})
 	if err != nil {
-		return Prepared{}, err
+		return out, err
 	}
+	out.FRR = f
 	held, err := p.Ledger.Held(ctx, cfg.Node.Name)
 	if err != nil {
-		return Prepared{}, err
+		return out, err
 	}
 
 	a := state.Observed(k, f, last.State, held)
@@ -80,7 +87,6 @@ func Prepare(ctx context.Context, p Ports, cfg *config.Config, confirm time.Dura
 	var notes []string
 	b.Routes, notes = notTheirs(b.Routes, a.Routes, f.Networks)
 
-	var out Prepared
 	for _, r := range plan.Check(a, b, plan.Look{Kernel: k, FRR: f, Shared: shared(proposals)}) {
 		out.Refusals = append(out.Refusals, cfg.Problem(r.Field, r.Msg))
 	}
@@ -104,6 +110,9 @@ func Prepare(ctx context.Context, p Ports, cfg *config.Config, confirm time.Dura
 	}
 	if err := p.Ledger.Away(); err != nil {
 		out.Ailing = append(out.Ailing, err.Error())
+	}
+	for _, l := range b.VXLANs() {
+		out.Unseen = append(out.Unseen, plan.Unseen(l, f)...)
 	}
 	if len(out.Plan.Disruptions) > 0 && !cfg.Transaction.AllowDisruptive {
 		for _, d := range out.Plan.Disruptions {

@@ -14,6 +14,7 @@ import (
 type wanted struct {
 	cfg     *config.Config // nil: nothing is to be done
 	sources []config.Source
+	files   string   // what a glance compares: of the files as they were read
 	dropped string   // fingerprint of the dropped files, "" when they can't be read
 	invalid bool     // what was dropped has problems; why has them
 	repair  bool     // it is what was verified last: nobody asked for a change
@@ -33,7 +34,7 @@ func (w wanted) condition(c status.Condition) status.Condition {
 // verified last. An error is one of the history's.
 func (d *Daemon) wanted() (wanted, error) {
 	srcs, readErr := config.Read(d.Config)
-	w := wanted{sources: srcs}
+	w := wanted{sources: srcs, files: filesSeen(srcs, readErr)}
 	if readErr == nil {
 		w.dropped = history.Fingerprint(srcs)
 	}

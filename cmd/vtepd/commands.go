@@ -100,34 +100,25 @@ func run(ctx context.Context, p *places, log *slog.Logger) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, closePorts()) }()
-	// The config, and the sockets of the daemons, which FRR makes anew whenever one starts.
-	var files []*watch.Watcher
-	for _, path := range []string{p.config, filepath.Join(p.frr, "bgpd.vty"), filepath.Join(p.frr, "zebra.vty")} {
-		w, err := watch.New(path)
-		if err != nil {
-			return err
-		}
-		files = append(files, w)
-	}
-	links, err := monitor.Open(monitor.Options{})
+	news, err := p.news()
 	if err != nil {
 		return err
 	}
 	board := &status.Board{}
 	board.Update(func(s *status.Snapshot) { s.Version, s.Config, s.Condition = version, p.config, status.Starting })
 	tasks, ctx := errgroup.WithContext(ctx)
-	hints := make(chan struct{}, 1)
+	hints, looks := make(chan struct{}, 1), make(chan struct{}, 1)
 	d := daemon.New(daemon.Options{
-		Ports: ports, Config: p.config, Hints: hints, History: history.In(filepath.Join(p.state, "history")), Board: board, Log: log,
+		Ports: ports, Config: p.config, Hints: hints, Looks: looks, History: history.In(filepath.Join(p.state, "history")), Board: board, Log: log,
 	})
 	tasks.Go(func() error { return board.Serve(ctx, socket, control.Routes(d)) })
-	for _, f := range files {
-		tasks.Go(func() error { return f.Run(ctx) })
-		tasks.Go(func() error { return pass(ctx, f.C, hints) })
+	for _, n := range news {
+		tasks.Go(func() error { return n.run(ctx) })
+		if n.hints != nil {
+			tasks.Go(func() error { return pass(ctx, n.hints, hints) })
+		}
 	}
-	tasks.Go(func() error { return ports.Ledger.Watch(ctx, hints) })
-	tasks.Go(func() error { return links.Run(ctx) })
-	tasks.Go(func() error { return pass(ctx, links.C, hints) })
+	tasks.Go(func() error { return ports.Ledger.Watch(ctx, looks) })
 	tasks.Go(func() error { return d.Run(ctx) })
 	tasks.Go(func() error { return notify(ctx, board, d.LastBeat, log) })
 	err = tasks.Wait()
@@ -136,6 +127,35 @@ func run(ctx context.Context, p *places, log *slog.Logger) (err error) {
 	}
 	log.Info("stopped; the data plane runs on", "err", err)
 	return err
+}
+
+// source is a task that wakes the loop.
+type source struct {
+	run   func(context.Context) error
+	hints <-chan struct{} // nil: it wakes another source
+}
+
+// news are the config, the kernel's links, and FRR's daemons: the end of each is seen on an idle connection, its new
+// beginning by the socket that it makes anew.
+func (p *places) news() ([]source, error) {
+	files, err := watch.New(p.config)
+	if err != nil {
+		return nil, err
+	}
+	links, err := monitor.Open(monitor.Options{})
+	if err != nil {
+		return nil, err
+	}
+	out := []source{{files.Run, files.C}, {links.Run, links.C}}
+	for _, daemon := range []string{"bgpd", "zebra"} {
+		socket, err := watch.New(filepath.Join(p.frr, daemon+".vty"))
+		if err != nil {
+			return nil, err
+		}
+		there := vty.Watch(p.frr, daemon, socket.C)
+		out = append(out, source{socket.Run, nil}, source{there.Run, there.C})
+	}
+	return out, nil
 }
 
 // pass passes hints on until ctx ends; one that is waiting already stands for all.

@@ -197,6 +197,33 @@ func Ailments(s state.State, k dataplane.Observation) []Refusal {
 	return out
 }
 
+// Unseen says what FRR doesn't show of a VXLAN that is up: zebra's VTEP, and BGP's type-3 route from it.
+func Unseen(l dataplane.Link, f frr.Observation) []string {
+	i := slices.IndexFunc(f.VNIs, func(v frr.VNI) bool { return v.VNI == l.VNI })
+	switch {
+	case i < 0:
+		return []string{fmt.Sprintf("zebra doesn't know VNI %d", l.VNI)}
+	case f.VNIs[i].Device != l.Name:
+		return []string{fmt.Sprintf("zebra has VNI %d on %s, not on %s", l.VNI, f.VNIs[i].Device, l.Name)}
+	case f.VNIs[i].Local != l.Local:
+		return []string{fmt.Sprintf("zebra has VTEP %s for VNI %d, not %s", f.VNIs[i].Local, l.VNI, l.Local)}
+	}
+	var seen []string
+	for _, t := range f.Type3 {
+		if !t.Local || t.VNI != l.VNI {
+			continue
+		}
+		if t.Origin == l.Local && t.NextHop == l.Local {
+			return nil
+		}
+		seen = append(seen, t.NextHop.String())
+	}
+	if seen == nil {
+		return []string{fmt.Sprintf("BGP has no type-3 route of its own for VNI %d", l.VNI)}
+	}
+	return []string{fmt.Sprintf("BGP's type-3 route for VNI %d has next hop %s, not %s", l.VNI, strings.Join(seen, " and "), l.Local)}
+}
+
 // parents are the names of links that an ipvlan could sit on.
 func parents(links []dataplane.Link) []string {
 	var out []string

@@ -104,44 +104,61 @@ func Observed(k dataplane.Observation, f frr.Observation, owned State, claims []
 
 // Diff lists in words what keeps got from being want, sorted by kind and name: empty when they are the same.
 func Diff(got, want State) []string {
-	got, want = got.Normal(), want.Normal()
 	var out []string
-	missing := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+	for _, d := range Differences(got, want) {
+		out = append(out, d.String())
+	}
+	return out
+}
+
+// Difference is one thing that isn't as it should be.
+type Difference struct {
+	Object string // "link vxlan100 (vxlan of vni/100)"
+	How    string // " is missing", or ": " and what is wrong with it
+}
+
+func (d Difference) String() string { return d.Object + d.How }
+
+// Differences is Diff with the objects apart.
+func Differences(got, want State) []Difference {
+	got, want = got.Normal(), want.Normal()
+	var out []Difference
+	link := func(l dataplane.Link, how string) { out = append(out, Difference{fmt.Sprintf("link %s", l), how}) }
 	for _, w := range want.Links {
 		g, ok := dataplane.Find(got.Links, w.Name)
 		switch {
 		case !ok:
-			missing("link %s is missing", w)
+			link(w, " is missing")
 		case !g.Same(w):
-			missing("link %s: %s", w, strings.Join(w.Diff(g), ", "))
+			link(w, ": "+strings.Join(w.Diff(g), ", "))
 		}
 	}
 	for _, g := range got.Links {
 		if _, ok := dataplane.Find(want.Links, g.Name); !ok {
-			missing("link %s should not be there", g)
+			link(g, " should not be there")
 		}
 	}
 	out = append(out, setDiff("", got.Attachments, want.Attachments)...)
 	out = append(out, setDiff("host route", got.Routes, want.Routes)...)
 	if got.RouterID != want.RouterID {
-		missing("bgp router-id is %s, should be %s", orNone(got.RouterID), orNone(want.RouterID))
+		out = append(out, Difference{"bgp router-id", fmt.Sprintf(" is %s, should be %s", orNone(got.RouterID), orNone(want.RouterID))})
 	}
 	if got.EVPN != want.EVPN {
-		missing("advertise-all-vni is %t, should be %t", got.EVPN, want.EVPN)
+		out = append(out, Difference{"advertise-all-vni", fmt.Sprintf(" is %t, should be %t", got.EVPN, want.EVPN)})
 	}
 	return append(out, setDiff("claim", got.Claims, want.Claims)...)
 }
 
-func setDiff[T comparable](what string, got, want []T) []string {
-	var out []string
+func setDiff[T comparable](what string, got, want []T) []Difference {
+	var out []Difference
 	for _, w := range want {
 		if !slices.Contains(got, w) {
-			out = append(out, strings.TrimSpace(fmt.Sprintf("%s %v is missing", what, w)))
+			out = append(out, Difference{strings.TrimSpace(fmt.Sprintf("%s %v", what, w)), " is missing"})
 		}
 	}
 	for _, g := range got {
 		if !slices.Contains(want, g) {
-			out = append(out, strings.TrimSpace(fmt.Sprintf("%s %v should not be there", what, g)))
+			out = append(out, Difference{strings.TrimSpace(fmt.Sprintf("%s %v", what, g)), " should not be there"})
 		}
 	}
 	return out

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"syscall"
 	"time"
 )
@@ -19,6 +20,7 @@ func (b *Board) Serve(ctx context.Context, l net.Listener, routes ...func(*http.
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) {
 		s, _ := b.Get()
+		s.Goroutines = runtime.NumGoroutine()
 		w.Header().Set("Content-Type", "application/json")
 		_ = s.JSON(w) // the reader went away: nobody is left to tell
 	})

@@ -46,6 +46,10 @@ type Snapshot struct {
 	Messages []string `json:"messages,omitempty"`
 	// Failure is the step that failed, in the conditions failed and degraded.
 	Failure *Failure `json:"failure,omitempty"`
+	// Repairs are those of what somebody else changed of vtepd's, since the daemon started.
+	Repairs Repairs `json:"repairs"`
+	// Goroutines are those of the daemon at the moment of the answer.
+	Goroutines int `json:"goroutines,omitempty"`
 	// Transaction is the one that runs, or the last one.
 	Transaction *Transaction `json:"transaction,omitempty"`
 	Endpoints   []Endpoint   `json:"endpoints,omitempty"` // live, sorted by name
@@ -58,6 +62,13 @@ type Failure struct {
 	Step    int        `json:"step"` // from 1
 	Object  string     `json:"object,omitempty"`
 	Message string     `json:"message"`
+}
+
+// Repairs are transactions that put back what was there, with nobody having asked for a change.
+type Repairs struct {
+	Count uint64    `json:"count"`
+	Last  time.Time `json:"last,omitzero"`
+	What  []string  `json:"what,omitempty"` // the last one
 }
 
 // Transaction is how far a transaction went and what it cost.
@@ -133,6 +144,7 @@ func (b *Board) Get() (Snapshot, <-chan struct{}) {
 		b.changed = make(chan struct{})
 	}
 	s := b.now
+	s.Repairs.What = slices.Clone(s.Repairs.What)
 	s.Messages, s.Endpoints, s.VNIs = slices.Clone(s.Messages), slices.Clone(s.Endpoints), slices.Clone(s.VNIs)
 	if s.Transaction != nil {
 		t := *s.Transaction
@@ -160,6 +172,9 @@ func (s Snapshot) Text(w io.Writer) error {
 	}
 	if f := s.Failure; f != nil {
 		fmt.Fprintf(t, "failed\tphase %s, step %d%s: %s\n", f.Phase, f.Step, prefixed(", object ", f.Object), f.Message)
+	}
+	if r := s.Repairs; r.Count > 0 {
+		fmt.Fprintf(t, "repairs\t%d since the start, the last at %s: %s\n", r.Count, r.Last.Format(time.DateTime), strings.Join(r.What, "; "))
 	}
 	if x := s.Transaction; x != nil {
 		result := x.Result

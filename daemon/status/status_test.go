@@ -37,6 +37,7 @@ func snapshots() map[string]status.Snapshot {
 	vtep := netip.MustParseAddr("10.255.0.12")
 	live := status.Snapshot{
 		Version: "v1", Node: "leaf1", Condition: status.Idle, Since: at, Generation: 7, State: "0011223344556677", Config: "/etc/vtepd",
+		Repairs: status.Repairs{Count: 3, Last: at.Add(-time.Minute), What: []string{"link vxlan100 (vxlan of vni/100) is missing", "host route 10.255.0.12/32 is missing"}}, Goroutines: 14,
 		Transaction: &status.Transaction{
 			Generation: 7, Began: at.Add(-2 * time.Second), Ended: at, Result: "committed", Steps: 11,
 			Phases: []status.Phase{
@@ -223,6 +224,10 @@ func TestServe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if got.Goroutines < 2 {
+		t.Errorf("%d goroutines", got.Goroutines)
+	}
+	got.Goroutines = want.Goroutines
 	if diff := cmp.Diff(want, got, values, cmpopts.EquateApproxTime(0)); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"vtepd/daemon/plan"
@@ -151,31 +150,17 @@ func without(s, gone state.State) state.State {
 	return s
 }
 
-// notInFRR says what FRR doesn't show of a VXLAN: zebra's VTEP, and BGP's type-3 route from it.
+// notInFRR says what FRR doesn't show of a VXLAN, or hasn't told its peers.
 func notInFRR(l dataplane.Link, f frr.Observation) []string {
-	i := slices.IndexFunc(f.VNIs, func(v frr.VNI) bool { return v.VNI == l.VNI })
-	switch {
-	case i < 0:
-		return []string{fmt.Sprintf("zebra doesn't know VNI %d", l.VNI)}
-	case f.VNIs[i].Device != l.Name:
-		return []string{fmt.Sprintf("zebra has VNI %d on %s, not on %s", l.VNI, f.VNIs[i].Device, l.Name)}
-	case f.VNIs[i].Local != l.Local:
-		return []string{fmt.Sprintf("zebra has VTEP %s for VNI %d, not %s", f.VNIs[i].Local, l.VNI, l.Local)}
+	if out := plan.Unseen(l, f); len(out) > 0 {
+		return out
 	}
-	var seen []string
 	for _, t := range f.Type3 {
-		if !t.Local || t.VNI != l.VNI {
-			continue
-		}
-		if t.Origin == l.Local && t.NextHop == l.Local {
+		if t.Local && t.VNI == l.VNI && t.Origin == l.Local && t.NextHop == l.Local {
 			return notSent(t, f.Sessions)
 		}
-		seen = append(seen, t.NextHop.String())
 	}
-	if seen == nil {
-		return []string{fmt.Sprintf("BGP has no type-3 route of its own for VNI %d", l.VNI)}
-	}
-	return []string{fmt.Sprintf("BGP's type-3 route for VNI %d has next hop %s, not %s", l.VNI, strings.Join(seen, " and "), l.Local)}
+	return nil
 }
 
 // notSent names the peers that a type-3 route of ours is still to be sent to.
