@@ -3,10 +3,12 @@
 package fabric
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -23,7 +25,9 @@ func Addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 type Side struct {
 	Leaf, Sidecar *lab.Node
 	Loopback      netip.Addr // the leaf's router id, from which its BGP sessions come
-	Proc          *lab.Proc  // vtepd, once started
+	Proc          *lab.Proc  // vtepd, once started by the lab
+	Socket        string     // of vtepd; default /run/vtepd.sock
+	DropDir       string     // its drop directory as this program sees it; default: by way of the sidecar
 }
 
 // Sides are the two leaves of a lab.
@@ -82,16 +86,23 @@ func (c Config) YAML() string {
 }
 
 // Drop drops a file for vtepd.
-func (s *Side) Drop(content string) error { return s.Sidecar.Drop("/etc/vtepd/vtepd.yaml", content) }
+func (s *Side) Drop(content string) error {
+	if s.DropDir != "" {
+		return lab.DropFile(filepath.Join(s.DropDir, "vtepd.yaml"), content)
+	}
+	return s.Sidecar.Drop("/etc/vtepd/vtepd.yaml", content)
+}
+
+func (s *Side) socket() string { return cmp.Or(s.Socket, "/run/vtepd.sock") }
 
 // VTEPD runs the vtepd binary in the sidecar with the paths of its daemon.
 func (s *Side) VTEPD(ctx context.Context, args ...string) (string, error) {
-	return s.Sidecar.Exec(ctx, append([]string{"/usr/bin/vtepd", "--socket", "/run/vtepd.sock"}, args...)...)
+	return s.Sidecar.Exec(ctx, append([]string{"/usr/bin/vtepd", "--socket", s.socket()}, args...)...)
 }
 
 // Status asks the daemon, over its socket in the sidecar.
 func (s *Side) Status(ctx context.Context) (status.Snapshot, error) {
-	return status.Fetch(ctx, s.Sidecar.Path("/run/vtepd.sock"))
+	return status.Fetch(ctx, s.Sidecar.Path(s.socket()))
 }
 
 // Settle waits until the daemon's status is as want says.

@@ -25,6 +25,9 @@ func (n *Node) isFRR() bool {
 	return slices.ContainsFunc(n.Def.Binds, func(b clab.Bind) bool { return b.Target == daemons })
 }
 
+// runsFRR says whether FRR was started in the node, by the lab or by who made it.
+func (n *Node) runsFRR() bool { return len(n.daemons) > 0 || n.adopted && n.isFRR() }
+
 // startFRR starts the daemons that FRR's own start-up would, in its order, and
 // loads the integrated configuration. They stay children of this program: none is started
 // again by a watchdog when a test kills it.

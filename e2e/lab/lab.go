@@ -43,6 +43,9 @@ type Options struct {
 	// the node's frr.conf, and puts its best IPv4 and IPv6 routes into the node's
 	// kernel. See Lab.Witness.
 	GoBGP []string
+	// Adopted names the nodes that somebody else has made, a container engine for one, by a process in each: the lab makes
+	// their links and runs their exec lines, and starts nothing in them. They outlive it.
+	Adopted map[string]int
 	// Artifacts is the directory for Collect; default $VTEPD_ARTIFACTS, else none.
 	Artifacts string
 	// Logf is told what happens; nil for nobody.
@@ -133,7 +136,7 @@ func Deploy(ctx context.Context, topo *clab.Topology, dir string, opt Options) (
 	var g errgroup.Group
 	for _, n := range l.Nodes() {
 		g.Go(func() error {
-			if n.isFRR() && !slices.Contains(opt.GoBGP, n.Name) {
+			if n.isFRR() && !n.adopted && !slices.Contains(opt.GoBGP, n.Name) {
 				if err := n.startFRR(ctx); err != nil {
 					return fmt.Errorf("node %s: %w", n.Name, err)
 				}
@@ -179,7 +182,7 @@ func (l *Lab) Nodes() []*Node {
 
 // Routers returns the nodes that run FRR.
 func (l *Lab) Routers() []*Node {
-	return slices.DeleteFunc(l.Nodes(), func(n *Node) bool { return len(n.daemons) == 0 })
+	return slices.DeleteFunc(l.Nodes(), func(n *Node) bool { return !n.runsFRR() })
 }
 
 // onDestroy has f run when the lab ends, the latest first.

@@ -29,6 +29,7 @@ type Node struct {
 
 	lab     *Lab
 	holder  int // process id
+	adopted bool
 	ns      namespaces
 	netlink *netlink.Handle // in the node's network namespace
 	procs   int             // started so far
@@ -47,6 +48,16 @@ type namespaces struct {
 // startNode starts the holder of a node and waits for its root to be made.
 func (l *Lab) startNode(ctx context.Context, def clab.Node) (*Node, error) {
 	n := &Node{Name: def.Name, Def: def, lab: l, daemons: map[string]*Proc{}}
+	if pid := l.opt.Adopted[def.Name]; pid != 0 {
+		l.onDestroy(func() error {
+			n.close()
+			return nil
+		})
+		if err := n.Adopt(pid); err != nil {
+			return nil, err
+		}
+		return n, n.linkUp("lo")
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -103,14 +114,7 @@ func (l *Lab) startNode(ctx context.Context, def clab.Node) (*Node, error) {
 		in.Close()
 		cmd.Process.Kill()
 		cmd.Wait() // says that it was killed
-		for _, f := range []*os.File{n.ns.net, n.ns.mnt, n.ns.pid, n.ns.uts} {
-			if f != nil {
-				f.Close()
-			}
-		}
-		if n.netlink != nil {
-			n.netlink.Close()
-		}
+		n.close()
 		return nil
 	})
 	if err := json.NewEncoder(in).Encode(w); err != nil {
@@ -123,14 +127,8 @@ func (l *Lab) startNode(ctx context.Context, def clab.Node) (*Node, error) {
 		return nil, errors.Join(fmt.Errorf("make its root: %s", answer), err, ctx.Err())
 	}
 
-	for _, ns := range []struct {
-		name string
-		file **os.File
-	}{{"net", &n.ns.net}, {"mnt", &n.ns.mnt}, {"pid", &n.ns.pid}, {"uts", &n.ns.uts}} {
-		path := fmt.Sprintf("/proc/%d/ns/%s", n.holder, ns.name)
-		if *ns.file, err = os.Open(path); err != nil {
-			return nil, err
-		}
+	if err := n.open(); err != nil {
+		return nil, err
 	}
 	if def.NetworkOf() == "" {
 		path := fmt.Sprintf("/proc/%d/ns/net", n.holder)
@@ -141,10 +139,42 @@ func (l *Lab) startNode(ctx context.Context, def clab.Node) (*Node, error) {
 			return nil, err
 		}
 	}
-	if n.netlink, err = netlink.NewHandleAt(netns.NsHandle(int(n.ns.net.Fd())), unix.NETLINK_ROUTE); err != nil {
-		return nil, err
-	}
 	return n, n.linkUp("lo")
+}
+
+// Adopt makes the namespaces of a process those of the node: of a node that is adopted, at first and whenever its container
+// has been started again.
+func (n *Node) Adopt(pid int) error {
+	n.close()
+	n.holder, n.adopted = pid, true
+	return n.open()
+}
+
+// open opens the namespaces of the holder.
+func (n *Node) open() (err error) {
+	for _, ns := range []struct {
+		name string
+		file **os.File
+	}{{"net", &n.ns.net}, {"mnt", &n.ns.mnt}, {"pid", &n.ns.pid}, {"uts", &n.ns.uts}} {
+		path := fmt.Sprintf("/proc/%d/ns/%s", n.holder, ns.name)
+		if *ns.file, err = os.Open(path); err != nil {
+			return err
+		}
+	}
+	n.netlink, err = netlink.NewHandleAt(netns.NsHandle(int(n.ns.net.Fd())), unix.NETLINK_ROUTE)
+	return err
+}
+
+func (n *Node) close() {
+	for _, f := range []*os.File{n.ns.net, n.ns.mnt, n.ns.pid, n.ns.uts} {
+		if f != nil {
+			f.Close()
+		}
+	}
+	if n.netlink != nil {
+		n.netlink.Close()
+		n.netlink = nil
+	}
 }
 
 func (n *Node) linkUp(name string) error {
@@ -292,7 +322,8 @@ func (n *Node) JSON(ctx context.Context, v any, args ...string) error {
 func (n *Node) Path(path string) string {
 	for _, b := range slices.Backward(n.Def.Binds) {
 		rel, err := filepath.Rel(b.Target, path)
-		if copied := n.lab.copies[b.Source]; err == nil && copied != "" && filepath.IsLocal(rel) {
+		// What an adopted node has there is its maker's.
+		if copied := n.lab.copies[b.Source]; err == nil && copied != "" && !n.adopted && filepath.IsLocal(rel) {
 			return filepath.Join(copied, rel)
 		}
 	}
@@ -306,8 +337,10 @@ func (n *Node) Path(path string) string {
 
 // Drop writes a file in the node as an editor does that wants no reader to see
 // half of it: beside it, then renamed over it.
-func (n *Node) Drop(path, content string) error {
-	to := n.Path(path)
+func (n *Node) Drop(path, content string) error { return DropFile(n.Path(path), content) }
+
+// DropFile does the same at a path of this program's.
+func DropFile(to, content string) error {
 	tmp := filepath.Join(filepath.Dir(to), "."+filepath.Base(to)+".tmp")
 	if err := os.WriteFile(tmp, []byte(content), 0o644); err != nil {
 		return err
@@ -340,7 +373,7 @@ func (n *Node) Dump(ctx context.Context) string {
 		"ip -d -s link", "ip -d address", "ip -d route show table all", "ip -d -6 route show table all", "ip neigh",
 		"bridge -d fdb", "bridge -d vlan", "ps axf",
 	}
-	if len(n.daemons) > 0 {
+	if n.runsFRR() {
 		for _, c := range []string{
 			"show version", "show running-config", "show bgp summary", "show bgp ipv4 unicast", "show bgp ipv6 unicast",
 			"show bgp l2vpn evpn", "show evpn vni detail", "show ip route", "show ipv6 route", "show ip nht",
