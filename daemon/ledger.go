@@ -380,8 +380,8 @@ func (l *StoreLedger) propose(ctx context.Context, cfg *config.Config) ([]alloc.
 	var problems config.Problems
 	for _, t := range thefts {
 		field := "pools"
-		if t.By != "" {
-			field = "endpoints." + desired.EndpointOf(t.By) + ".address"
+		if _, name, ok := strings.Cut(t.By, "/endpoint/"); ok {
+			field = "endpoints." + name + ".address"
 		}
 		problems = append(problems, cfg.Problem(field, t.Error()+"; move the holder first, or use another address"))
 	}
@@ -430,9 +430,18 @@ func (l *StoreLedger) Watch(ctx context.Context, hints chan<- struct{}) error {
 		store, changed := l.store, l.changed
 		l.mu.Unlock()
 		var c <-chan struct{}
+		pass := func() {
+			if l.waits.Load() {
+				select {
+				case hints <- struct{}{}:
+				default: // one that is waiting already stands for all
+				}
+			}
+		}
 		if store != nil {
-			// Without hints the loop looks by itself, later.
+			// Without hints the loop looks by itself, later. What changed before counts too.
 			c, _ = store.Watch(ctx)
+			pass()
 		}
 		for same := true; same; {
 			select {
@@ -443,12 +452,9 @@ func (l *StoreLedger) Watch(ctx context.Context, hints chan<- struct{}) error {
 			case _, ok := <-c:
 				if !ok {
 					c = nil
-				} else if l.waits.Load() {
-					select {
-					case hints <- struct{}{}:
-					default: // one that is waiting already stands for all
-					}
+					continue
 				}
+				pass()
 			}
 		}
 	}

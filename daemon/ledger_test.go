@@ -1,9 +1,34 @@
 package daemon
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.etcd.io/etcd/server/v3/embed"
+
 	"vtepd/alloc"
+	"vtepd/alloc/dirstore"
+	"vtepd/alloc/etcdstore"
+	"vtepd/alloc/memstore"
 	"vtepd/daemon/config"
 	"vtepd/daemon/journal"
+	"vtepd/daemon/plan"
+	"vtepd/daemon/state"
+	"vtepd/daemon/status"
+	"vtepd/daemon/txn"
+	"vtepd/dataplane"
+	"vtepd/dataplane/fake"
 )
 
 // ledgerOn is a Ledger on a store, whatever the config says.
@@ -12,4 +37,548 @@ func ledgerOn(store alloc.Store) *StoreLedger {
 		Open:    func(config.Store, string, string) (alloc.Store, error) { return store, nil },
 		Journal: journal.In("/nonexistent"),
 	})
+}
+
+// etcd runs one of one member until the test ends, and returns its URL; stop ends it before.
+func etcd(t *testing.T) (endpoint string, stop func()) {
+	t.Helper()
+	cfg := embed.NewConfig()
+	cfg.Dir = memoryDir(t)
+	cfg.LogLevel, cfg.LogOutputs = "fatal", []string{os.DevNull}
+	cfg.UnsafeNoFsync = true
+	cfg.TickMs, cfg.ElectionMs = 20, 200
+	var urls [2]url.URL
+	for i := range urls {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		urls[i] = url.URL{Scheme: "http", Host: l.Addr().String()}
+		l.Close()
+	}
+	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = urls[:1], urls[:1]
+	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = urls[1:], urls[1:]
+	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
+	e, err := embed.StartEtcd(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop = sync.OnceFunc(e.Close)
+	t.Cleanup(stop)
+	select {
+	case <-e.Server.ReadyNotify():
+	case err := <-e.Err():
+		t.Fatal(err)
+	case <-time.After(time.Minute):
+		t.Fatal("etcd isn't ready")
+	}
+	return urls[0].String(), stop
+}
+
+// eachStore runs f with handles on one ledger, in memory, in a directory and in an etcd.
+func eachStore(t *testing.T, f func(t *testing.T, open func() alloc.Store)) {
+	t.Helper()
+	must := func(t *testing.T, s alloc.Store, err error) alloc.Store {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.Close() })
+		return s
+	}
+	t.Run("memory", func(t *testing.T) {
+		l := memstore.New()
+		f(t, func() alloc.Store { return must(t, l.Open(), nil) })
+	})
+	t.Run("directory", func(t *testing.T) {
+		dir := filepath.Join(memoryDir(t), "ledger")
+		f(t, func() alloc.Store { s, err := dirstore.Open(dir); return must(t, s, err) })
+	})
+	t.Run("etcd", func(t *testing.T) {
+		endpoint, _ := etcd(t)
+		f(t, func() alloc.Store {
+			s, err := etcdstore.Open(etcdstore.Options{Endpoints: []string{endpoint}})
+			return must(t, s, err)
+		})
+	})
+}
+
+// holders is a ledger as text: "vteps@10.255.0.1 r1/endpoint/vtep0", sorted.
+func holders(t fataler, s alloc.Store) []string {
+	t.Helper()
+	ch, err := s.Changes(context.Background(), 0)
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	var out []string
+	for _, a := range ch.Set {
+		line := a.Name
+		for _, h := range a.Holders {
+			line += " " + h.Claim
+		}
+		out = append(out, line)
+	}
+	slices.Sort(out)
+	return out
+}
+
+func same(t *testing.T, what string, got, want []string) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s: -want +got:\n%s", what, diff)
+	}
+}
+
+// TestLedgerInTransaction: on each kind of store, a claim is there from phase claim on, is gone after a rollback, and the old one goes
+// in phase retire and not before; what another router left stays.
+func TestLedgerInTransaction(t *testing.T) {
+	eachStore(t, func(t *testing.T, open func() alloc.Store) {
+		w := newWorld(memoryDir(t))
+		w.ports.Ledger = ledgerOn(open())
+		eyes := open()
+		gone := alloc.Allocation{Name: "vteps@10.255.0.3", Pool: "vteps", Value: "10.255.0.3", Holders: []alloc.Holder{{Claim: "r9/endpoint/vtep0"}}}
+		if _, err := eyes.Create(t.Context(), gone); err != nil {
+			t.Fatal(err)
+		}
+		const old, other, next = "vteps@10.255.0.1 r1/endpoint/vtep0", "vteps@10.255.0.3 r9/endpoint/vtep0", "vteps@10.255.0.2 r1/endpoint/vtep0"
+		quick := strings.NewReplacer("endpoints:", "transaction: {drain: {quiet: 1ms, limit: 5ms}}\nendpoints:")
+		w.reach(t, quick.Replace(firstVNI))
+		same(t, "first", holders(t, eyes), []string{old, other})
+
+		p, err := w.plan(quick.Replace(moved))
+		if err != nil {
+			t.Fatal(err)
+		}
+		same(t, "planned", holders(t, eyes), []string{old, other})
+		w.kernel.OnOp(func(n int, when fake.When, op dataplane.Op) {
+			if when == fake.Before && op.Verb == dataplane.Set && op.Link.Local == at2 {
+				w.kernel.FailAt(n, errInjected)
+			}
+		})
+		if err := w.runner(w.ports.Journal).Run(t.Context(), p); !errors.Is(err, errInjected) {
+			t.Fatalf("the swap didn't fail: %v", err)
+		}
+		same(t, "rolled back", holders(t, eyes), []string{old, other})
+		w.kernel.OnOp(nil)
+
+		if p, err = w.plan(quick.Replace(moved)); err != nil {
+			t.Fatal(err)
+		}
+		run := w.runner(w.ports.Journal)
+		seen := map[plan.Phase]bool{}
+		run.Report = func(e txn.Event) {
+			want := []string{old, next, other}
+			switch {
+			case e.Phase == plan.Claim:
+				return
+			case e.Phase == plan.Retire && seen[plan.Retire]: // from its first step on it may be gone
+				return
+			}
+			seen[e.Phase] = true
+			same(t, string(e.Phase), holders(t, eyes), want)
+		}
+		if err := run.Run(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		if !seen[plan.Swap] || !seen[plan.Drain] || !seen[plan.Retire] {
+			t.Errorf("phases: %v", seen)
+		}
+		same(t, "moved", holders(t, eyes), []string{next, other})
+		w.reach(t, "version: 1\nnode: {name: r1}\n")
+		same(t, "emptied", holders(t, eyes), []string{other})
+	})
+}
+
+// TestLedgerWakes: a value that somebody lets go of is a hint to the one that waits for it, and to nobody else.
+func TestLedgerWakes(t *testing.T) {
+	eachStore(t, func(t *testing.T, open func() alloc.Store) {
+		other := open()
+		taken, err := other.Create(t.Context(), alloc.Allocation{
+			Name: "p@10.0.0.1", Pool: "p", Value: "10.0.0.1", Holders: []alloc.Holder{{Claim: "r2/endpoint/v"}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := ledgerOn(open())
+		cfg := parsed(t, "version: 1\nnode: {name: r1}\npools: {p: {addresses: [10.0.0.1/32]}}\nendpoints: {v: {loopback: {}, address: {pool: p}}}\n")
+		ps, err := l.Propose(t.Context(), cfg)
+		if err != nil || ps[0].Condition == nil || ps[0].Condition.Reason != alloc.PoolExhausted {
+			t.Fatalf("%+v, %v", ps, err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		hints, done := make(chan struct{}, 1), make(chan error, 1)
+		go func() { done <- l.Watch(ctx, hints) }()
+		if err := other.Delete(t.Context(), taken.Name, taken.Version); err != nil {
+			t.Fatal(err)
+		}
+		for deadline := time.After(30 * time.Second); ; {
+			select {
+			case <-hints:
+			case <-deadline:
+				t.Fatal("no hint")
+			}
+			if ps, err = l.Propose(t.Context(), cfg); err != nil {
+				t.Fatal(err)
+			}
+			if ps[0].Condition == nil {
+				break
+			}
+		}
+		// Nothing waits now: what is written wakes nobody.
+		if err := l.Acquire(t.Context(), ps[0]); err != nil {
+			t.Fatal(err)
+		}
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		select {
+		case <-hints:
+		default:
+		}
+		if l.waits.Load() {
+			t.Error("it waits, with all that it asked for")
+		}
+	})
+}
+
+func parsed(t *testing.T, text string) *config.Config {
+	t.Helper()
+	cfg, err := config.Parse("f", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
+// settled is a ledger of a router with a state directory, on the stores that its configs name.
+type settled struct {
+	*StoreLedger
+	t       *testing.T
+	dir     string
+	timeout time.Duration // of etcd
+}
+
+func (s *settled) start() {
+	s.t.Helper()
+	s.StoreLedger = NewLedger(LedgerOptions{
+		Open: func(c config.Store, cache, node string) (alloc.Store, error) {
+			if !c.IsEtcd() {
+				if c.Directory == "" {
+					c.Directory = filepath.Join(s.dir, "ledger")
+				}
+				return dirstore.Open(c.Directory)
+			}
+			return etcdstore.Open(etcdstore.Options{
+				Endpoints: c.Etcd.Endpoints, Prefix: c.Etcd.Prefix, Cache: cache, Node: node, Timeout: s.timeout,
+			})
+		},
+		State: s.dir, Default: filepath.Join(s.dir, "ledger"), Journal: journal.In(s.dir),
+	})
+}
+
+// gets proposes for cfg and takes what is proposed, which must be one value by one action.
+func (s *settled) gets(cfg *config.Config, action alloc.Action, value string) {
+	s.t.Helper()
+	ps, err := s.Propose(s.t.Context(), cfg)
+	if err != nil || len(ps) != 1 || ps[0].Condition != nil || ps[0].Action != action || ps[0].Allocation.Value != value {
+		s.t.Fatalf("%+v, %v; want %s %s", ps, err, action, value)
+	}
+	if action != alloc.Keep {
+		if err := s.Acquire(s.t.Context(), ps[0]); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+}
+
+func (s *settled) refuses(cfg *config.Config, want string) {
+	s.t.Helper()
+	_, err := s.Propose(s.t.Context(), cfg)
+	if err == nil || err.Error() != want {
+		s.t.Fatalf("got  %v\nwant %s", err, want)
+	}
+}
+
+// restart is a new process; what is live is as it was.
+func (s *settled) restart() {
+	s.t.Helper()
+	if err := s.Close(); err != nil {
+		s.t.Fatal(err)
+	}
+	s.start()
+}
+
+// TestStoreChanges: claims go to another store by a copy and not otherwise, no value changes, and a restart finds them where they are.
+func TestStoreChanges(t *testing.T) {
+	endpoint, _ := etcd(t)
+	s := &settled{t: t, dir: memoryDir(t)}
+	s.start()
+	defer func() { s.Close() }()
+	const rest = "pools: {p: {addresses: [10.0.0.0/29]}}\nendpoints: {v: {loopback: {}, address: {pool: p%s}}}\n"
+	in := func(store, prefer string) *config.Config {
+		t.Helper()
+		return parsed(t, "version: 1\nnode: {name: r1}\n"+store+fmt.Sprintf(rest, prefer))
+	}
+	inEtcd := fmt.Sprintf("store: {etcd: {endpoints: [%q]}}\n", endpoint)
+	directory, there := "dir:"+s.dir+"/ledger", "etcd:"+endpoint+"/vtepd"
+	s.gets(in("", ", prefer: 10.0.0.5"), alloc.Create, "10.0.0.5")
+	// What is live counts, whether the old store can be asked or not.
+	live := journal.Committed{Generation: 1, State: state.State{Claims: []state.Claim{{Name: "r1/endpoint/v", Pool: "p", Value: "10.0.0.5"}}}}
+	if err := s.o.Journal.Commit(live); err != nil {
+		t.Fatal(err)
+	}
+	// The default by its path is the same store.
+	s.gets(in("store: {directory: "+s.dir+"/ledger}\n", ""), alloc.Keep, "10.0.0.5")
+
+	why := "f:3:1: store: the claims are in %s, and %s hasn't what this router holds: %s; " +
+		"copy them with `vtepd store copy --from %[1]s --to %[2]s`, or name the old store again"
+	stranded := fmt.Sprintf(why, directory, there, "r1/endpoint/v holds 10.0.0.5 of pool p, which is nobody's there")
+	s.refuses(in(inEtcd, ""), stranded)
+	s.restart()
+	s.refuses(in(inEtcd, ""), stranded)
+	if err := os.Rename(filepath.Join(s.dir, "ledger"), filepath.Join(s.dir, "away")); err != nil {
+		t.Fatal(err)
+	}
+	s.restart()
+	s.refuses(in(inEtcd, ""), stranded)
+	s.Close()
+	if err := os.Remove(filepath.Join(s.dir, "ledger")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(filepath.Join(s.dir, "away"), filepath.Join(s.dir, "ledger")); err != nil {
+		t.Fatal(err)
+	}
+	s.start()
+
+	from, err := dirstore.Open(filepath.Join(s.dir, "ledger"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer from.Close()
+	to, err := etcdstore.Open(etcdstore.Options{Endpoints: []string{endpoint}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer to.Close()
+	// Another's under the same value.
+	a, err := to.Create(t.Context(), alloc.Allocation{Name: "p@10.0.0.5", Pool: "p", Value: "10.0.0.5", Holders: []alloc.Holder{{Claim: "r2/endpoint/v"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.refuses(in(inEtcd, ""), fmt.Sprintf(why, directory, there, "r1/endpoint/v holds 10.0.0.5 of pool p, which is another's there"))
+	if err := to.Delete(t.Context(), a.Name, a.Version); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := alloc.Copy(t.Context(), from, to); err != nil {
+		t.Fatal(err)
+	}
+	s.gets(in(inEtcd, ""), alloc.Keep, "10.0.0.5")
+	same(t, "in the directory", holders(t, from), []string{"p@10.0.0.5 r1/endpoint/v"})
+	s.gets(in(inEtcd, ", prefer: 10.0.0.6"), alloc.Create, "10.0.0.6")
+	if err := s.Release(t.Context(), live.State.Claims[0]); err != nil {
+		t.Fatal(err)
+	}
+	same(t, "in etcd", holders(t, to), []string{"p@10.0.0.6 r1/endpoint/v"})
+	live.State.Claims[0].Value = "10.0.0.6"
+	if err := s.o.Journal.Commit(live); err != nil {
+		t.Fatal(err)
+	}
+	// Before any config is read, as in a recovery, they are known to be in etcd.
+	s.restart()
+	held, err := s.Held(t.Context(), "r1")
+	if err != nil || !slices.Equal(held, live.State.Claims) {
+		t.Errorf("%v, %v", held, err)
+	}
+	// And back: not to the directory as it was left, but to a copy.
+	s.refuses(in("", ""), strings.Replace(fmt.Sprintf(why, there, directory, "r1/endpoint/v holds 10.0.0.6 of pool p, which is nobody's there"), "f:3:1", "f:1:1", 1))
+	fresh, err := dirstore.Open(filepath.Join(s.dir, "fresh"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fresh.Close()
+	if _, err := alloc.Copy(t.Context(), to, fresh); err != nil {
+		t.Fatal(err)
+	}
+	s.gets(in("store: {directory: "+s.dir+"/fresh}\n", ""), alloc.Keep, "10.0.0.6")
+	if _, err := os.Stat(filepath.Join(s.dir, cacheName)); !os.IsNotExist(err) {
+		t.Errorf("what was known of etcd: %v", err)
+	}
+}
+
+// TestEtcdAway: while etcd is away, what is claimed stays, through restarts too; what needs a new value waits, and says for whom.
+func TestEtcdAway(t *testing.T) {
+	endpoint, stop := etcd(t)
+	s := &settled{t: t, dir: memoryDir(t)}
+	s.start()
+	defer func() { s.Close() }()
+	text := fmt.Sprintf("version: 1\nnode: {name: r1}\nstore: {etcd: {endpoints: [%q]}}\npools: {p: {addresses: [10.0.0.0/29]}}\n", endpoint)
+	cfg := parsed(t, text+"endpoints: {v: {loopback: {}, address: {pool: p, group: g}}}\n")
+	s.gets(cfg, alloc.Create, "10.0.0.0")
+	s.gets(cfg, alloc.Keep, "10.0.0.0")
+	if s.Away() != nil {
+		t.Errorf("away: %v", s.Away())
+	}
+	s.timeout = 2 * time.Second
+	s.restart()
+	s.gets(cfg, alloc.Keep, "10.0.0.0")
+	stop()
+	for range 2 { // as it ran, and started again
+		s.gets(cfg, alloc.Keep, "10.0.0.0")
+		s.timeout = 100 * time.Millisecond
+		if err := s.Away(); err == nil || !errors.Is(err, alloc.ErrUnavailable) || !strings.HasPrefix(err.Error(), "f:3:1: store: ") ||
+			!strings.Contains(err.Error(), endpoint) || !strings.HasSuffix(err.Error(), "; what is claimed already stays") {
+			t.Errorf("away: %v", err)
+		}
+		held, err := s.Held(t.Context(), "r1")
+		if want := []state.Claim{{Name: "r1/endpoint/v", Pool: "p", Value: "10.0.0.0"}}; err != nil || !slices.Equal(held, want) {
+			t.Errorf("%v, %v", held, err)
+		}
+		for _, needs := range []string{
+			"endpoints: {v: {loopback: {}, address: {pool: p}}}\n", // an address of its own
+			"endpoints: {w: {loopback: {}, address: {pool: p, group: g}}}\n",
+			"endpoints: {v: {loopback: {}, address: {pool: p, group: g}}, w: {loopback: {}, address: {pool: p}}}\n",
+			"", // to release one needs etcd too
+		} {
+			ps, err := s.Propose(t.Context(), parsed(t, text+needs))
+			if !errors.Is(err, alloc.ErrUnavailable) || !strings.HasPrefix(err.Error(), "f:3:1: store: ") || !strings.Contains(err.Error(), endpoint) {
+				t.Errorf("%q: %v, %v", needs, ps, err)
+			}
+			if !s.waits.Load() {
+				t.Errorf("%q: nobody waits for etcd", needs)
+			}
+		}
+		s.restart()
+	}
+}
+
+// TestLedgerThefts: a config that gives away what another router holds is refused, with both places named.
+func TestLedgerThefts(t *testing.T) {
+	store := memstore.New().Open()
+	a := alloc.Allocation{Name: "p@10.0.0.1", Pool: "p", Value: "10.0.0.1", Holders: []alloc.Holder{{Claim: "r2/endpoint/v"}}}
+	if _, err := store.Create(t.Context(), a); err != nil {
+		t.Fatal(err)
+	}
+	_, err := ledgerOn(store).Propose(t.Context(), parsed(t, `version: 1
+node: {name: r1}
+pools: {p: {addresses: [10.0.0.0/24], exclude: [10.0.0.1]}}
+endpoints: {w: {loopback: {}, address: {static: 10.0.0.1}}}
+`))
+	want := "f:4:31: endpoints.w.address: 10.0.0.1 is given to r1/endpoint/w, but r2/endpoint/v holds it (pool p); move the holder first, or use another address"
+	if err == nil || err.Error() != want {
+		t.Errorf("got  %v\nwant %s", err, want)
+	}
+}
+
+// TestValueFreed: the daemon that waits for a value goes on at the moment when another router lets go of one.
+func TestValueFreed(t *testing.T) {
+	in(t, func(t *testing.T, r *running) {
+		ledger := memstore.New()
+		other := ledger.Open()
+		var taken []alloc.Allocation
+		for i := range 3 {
+			v := fmt.Sprintf("10.255.0.%d", i+1)
+			a, err := other.Create(t.Context(), alloc.Allocation{
+				Name: "vteps@" + v, Pool: "vteps", Value: v, Holders: []alloc.Holder{{Claim: fmt.Sprintf("r%d/endpoint/v", 10+i)}},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			taken = append(taken, a)
+		}
+		l := ledgerOn(ledger.Open())
+		r.ports.Ledger = l
+		r.write(firstVNI)
+		r.start()
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		go l.Watch(ctx, r.hints) //nolint:errcheck // it ends with ctx
+		s, _ := r.board.Get()
+		if s.Condition != status.Waiting || len(s.Messages) != 1 || !strings.HasSuffix(s.Messages[0], "pool vteps exhausted: r1/endpoint/vtep0: PoolExhausted: all 3 values of pool vteps are taken") {
+			t.Fatalf("%s: %q", s.Condition, s.Messages)
+		}
+		r.after(10 * time.Minute)
+		before := time.Now()
+		if err := other.Delete(t.Context(), taken[1].Name, taken[1].Version); err != nil {
+			t.Fatal(err)
+		}
+		r.after(time.Millisecond)
+		if s, _ := r.board.Get(); s.Transaction == nil || s.Transaction.Began.Sub(before) > time.Millisecond {
+			t.Errorf("after a millisecond: %s: %q", s.Condition, s.Messages)
+		}
+		r.after(2 * time.Second)
+		r.is(status.Idle)
+		if got := r.vtep().String(); got != "10.255.0.2" {
+			t.Errorf("it got %s", got)
+		}
+		stop()
+	})
+}
+
+// TestStoreAway: a store that is away is waited for, what is live isn't touched, and nothing is forgotten once it is back.
+func TestStoreAway(t *testing.T) {
+	in(t, func(t *testing.T, r *running) {
+		r.write(firstVNI)
+		r.start()
+		facts, writes := r.facts(t), r.writes()
+		store := r.store
+		store.Fail = func(string, string) error { return errors.New("connection refused") }
+		r.drop(moved)
+		r.is(status.Waiting, "FILE:1:1: store: changes : ledger unavailable: connection refused")
+		r.after(time.Hour)
+		r.is(status.Waiting, "FILE:1:1: store: changes : ledger unavailable: connection refused")
+		store.Fail = nil
+		if r.facts(t) != facts || r.writes() != writes {
+			t.Error("what is live was touched")
+		}
+		r.after(lookMost + 5*time.Second)
+		r.is(status.Idle)
+		if r.vtep() != at2 {
+			t.Errorf("VTEP %s", r.vtep())
+		}
+	})
+}
+
+// TestFasterRouter: of two routers that want one value, the one that comes later takes the next, at once.
+func TestFasterRouter(t *testing.T) {
+	in(t, func(t *testing.T, r *running) {
+		ledger := memstore.New()
+		mine, other := ledger.Open(), ledger.Open()
+		var once sync.Once
+		mine.Fail = func(op, name string) (err error) {
+			if op == "create" {
+				once.Do(func() {
+					_, err = other.Create(t.Context(), alloc.Allocation{
+						Name: name, Pool: "vteps", Value: strings.TrimPrefix(name, "vteps@"), Holders: []alloc.Holder{{Claim: "r2/endpoint/v"}},
+					})
+				})
+			}
+			return err
+		}
+		r.store, r.ports.Ledger = mine, ledgerOn(mine)
+		r.write(firstVNI)
+		r.start()
+		r.after(5 * time.Second)
+		r.is(status.Idle)
+		same(t, "ledger", holders(t, other), []string{"vteps@10.255.0.1 r2/endpoint/v", "vteps@10.255.0.2 r1/endpoint/vtep0"})
+	})
+}
+
+// TestAnycast: routers with endpoints of one group have one address, and that another one announces it is no clash.
+func TestAnycast(t *testing.T) {
+	ledger := memstore.New()
+	text := strings.Replace(firstVNI, "{pool: vteps}", "{pool: vteps, group: gw}", 1)
+	var values []string
+	for _, router := range []string{"r1", "r2"} {
+		w := newWorld(memoryDir(t))
+		w.store = ledger.Open()
+		w.ports.Ledger = ledgerOn(w.store)
+		w.reach(t, strings.Replace(text, "name: r1", "name: "+router, 1))
+		held, err := w.ports.Ledger.Held(t.Context(), router)
+		if err != nil || len(held) != 1 {
+			t.Fatalf("%v, %v", held, err)
+		}
+		values = append(values, held[0].Value)
+	}
+	same(t, "values", values, []string{"10.255.0.1", "10.255.0.1"})
+	same(t, "ledger", holders(t, ledger.Open()), []string{"vteps@10.255.0.1 r1/endpoint/vtep0 r2/endpoint/vtep0"})
 }
