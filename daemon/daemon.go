@@ -240,6 +240,9 @@ func (d *Daemon) reconcile(ctx context.Context) time.Duration {
 	prep, err := Prepare(ctx, d.Ports, cfg, w.confirm)
 	d.rested(time.Since(began))
 	d.saw(prep, w.files)
+	if err == nil && len(prep.Waiting) == 0 {
+		d.Board.Update(func(s *status.Snapshot) { s.Loopbacks = prep.Loopbacks })
+	}
 	if errors.Is(err, frr.ErrUnreachable) && d.away.IsZero() {
 		d.away = time.Now()
 	}
@@ -345,6 +348,9 @@ func (d *Daemon) carryOut(ctx context.Context, p plan.Plan, w wanted) time.Durat
 		}
 		d.live(p.New)
 		d.settle(w.condition(status.Idle), append(w.why, p.Notes...)...)
+		if len(w.cfg.Loopbacks) > 0 { // each has a condition, and one may still wait
+			return lookFirst
+		}
 		return auditEvery
 	case errors.Is(err, txn.ErrStopped):
 		d.Log.Warn("stopped", "generation", p.Generation, "err", err)
@@ -426,7 +432,7 @@ func (d *Daemon) runner(p plan.Plan, timeout time.Duration) (r *txn.Runner, done
 		d.Log.Info("transaction ended", "generation", p.Generation, "result", result, "took", time.Since(began).Round(time.Millisecond))
 	}
 	return &txn.Runner{
-		Kernel: d.Kernel, FRR: d.FRR, Ledger: d.Ledger, Journal: d.Journal, Netns: namespacesOf(p), Timeout: timeout, Report: event,
+		Kernel: d.Kernel, CNI: d.CNI, FRR: d.FRR, Ledger: d.Ledger, Journal: d.Journal, Netns: namespacesOf(p), Timeout: timeout, Report: event,
 		Decide: d.decide, Beat: d.beats,
 	}, done
 }
@@ -502,6 +508,9 @@ func (d *Daemon) live(s state.State) {
 	d.backoff = 0
 	var endpoints []status.Endpoint
 	for _, l := range s.Endpoints() {
+		if !strings.HasPrefix(l.Owner, state.EndpointOwner) || len(l.Addrs) == 0 {
+			continue
+		}
 		addr := l.Addrs[0]
 		endpoints = append(endpoints, status.Endpoint{
 			Name: strings.TrimPrefix(l.Owner, "endpoint/"), Link: l.Name, Address: addr.Addr(), Parent: l.Parent,

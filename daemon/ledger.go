@@ -299,17 +299,24 @@ func (l *StoreLedger) named(s config.Store) config.Store {
 
 // Claimed are the claims that cfg makes, and the addresses that it gives without one.
 func Claimed(cfg *config.Config) (claims []alloc.Claim, statics []alloc.Static) {
-	for _, e := range cfg.Endpoints {
-		name := desired.ClaimName(cfg.Node.Name, e.Name)
-		if addr, ok := e.Address.Fixed(); ok {
+	add := func(name string, a config.Address) {
+		if addr, ok := a.Fixed(); ok {
 			statics = append(statics, alloc.Static{Object: name, Value: addr.String()})
-			continue
+			return
 		}
-		c := alloc.Claim{Name: name, Pool: e.Address.Pool, Kind: alloc.KindAddress, Group: e.Address.Group}
-		if e.Address.Prefer.IsValid() {
-			c.Prefer = e.Address.Prefer.String()
+		c := alloc.Claim{Name: name, Pool: a.Pool, Kind: alloc.KindAddress, Group: a.Group}
+		if a.Prefer.IsValid() {
+			c.Prefer = a.Prefer.String()
 		}
 		claims = append(claims, c)
+	}
+	for _, e := range cfg.Endpoints {
+		add(desired.ClaimName(cfg.Node.Name, e.Name), e.Address)
+	}
+	for _, l := range cfg.Loopbacks {
+		for _, f := range l.Families() {
+			add(desired.LoopbackClaimName(cfg.Node.Name, l.Name, f.Key), f.Address)
+		}
 	}
 	return claims, statics
 }

@@ -13,6 +13,7 @@ import (
 	"vtepd/daemon/journal"
 	"vtepd/daemon/plan"
 	"vtepd/daemon/state"
+	"vtepd/daemon/status"
 	"vtepd/daemon/txn"
 	"vtepd/dataplane"
 	"vtepd/frr"
@@ -33,6 +34,7 @@ type Ledger interface {
 // Ports are what the daemon works on.
 type Ports struct {
 	Kernel  dataplane.Kernel
+	CNI     dataplane.CNI // nil: no endpoint can be on an attachment
 	FRR     frr.Router
 	Ledger  Ledger
 	Journal *journal.Journal
@@ -43,21 +45,27 @@ type Prepared struct {
 	Plan     plan.Plan
 	Refusals []config.Problem // why the plan can't be carried out; the plan is empty then
 	Waiting  []string         // the same, where only time is missing: values of a pool
-	Ailing   []string         // what is wrong below a plan that is empty: a live endpoint's parent that is down
+	Ailing   []string         // what is wrong below a plan that is empty: a live endpoint's parent that is down, a loopback that waits
 	Unseen   []string         // what FRR doesn't show of the VXLANs of a plan that is empty: it has just come back, say
 	// What was looked at; zero when it didn't come to that.
 	Kernel dataplane.Observation
 	FRR    frr.Observation
+	// Loopbacks are those of the config, each with its own condition, sorted by name.
+	Loopbacks []status.Loopback
 }
 
 // Prepare looks at the kernel, at FRR and at the ledger, and plans the way to cfg, with a wait to be confirmed unless confirm
 // is 0. It changes nothing. Errors wrap frr.ErrUnreachable where FRR is to be waited for, alloc.ErrUnavailable where the ledger is.
 func Prepare(ctx context.Context, p Ports, cfg *config.Config, confirm time.Duration) (Prepared, error) {
+	lists, problems := conflists(p.CNI, cfg)
+	if len(problems) > 0 {
+		return Prepared{Refusals: problems}, nil
+	}
 	proposals, err := p.Ledger.Propose(ctx, cfg)
 	if err != nil {
 		return Prepared{}, err
 	}
-	addrs, waiting, err := addresses(cfg, proposals)
+	addrs, waiting, los, err := addresses(cfg, proposals)
 	if err != nil || len(waiting) > 0 {
 		return Prepared{Waiting: waiting}, err
 	}
@@ -69,6 +77,11 @@ func Prepare(ctx context.Context, p Ports, cfg *config.Config, confirm time.Dura
 	k, err := p.Kernel.Observe(ctx, namespaces(cfg, last.State))
 	if err != nil {
 		return out, err
+	}
+	if p.CNI != nil {
+		if k.Attached, err = p.CNI.Attachments(ctx); err != nil {
+			return out, err
+		}
 	}
 	out.Kernel = k
 	f, err := p.FRR.Observe(ctx, frr.Query{Config: true, Sessions: true, VNIs: true, Type3: true, Prefixes: hosts(addrs)})
@@ -82,16 +95,27 @@ func Prepare(ctx context.Context, p Ports, cfg *config.Config, confirm time.Dura
 	}
 
 	a := state.Observed(k, f, last.State, held)
-	b := desired.Compute(cfg, addrs, claims(proposals), k)
+	b := desired.Compute(cfg, desired.Given{Addrs: addrs, Claims: los.claims(proposals), Conflists: lists}, k)
 	b.EVPN = b.EVPN && (a.EVPN || !f.EVPN) // an instance that the operator made is the operator's
+	los.keep(&b, a, last.State, cfg)
+	los.routerID(&b, a, f, cfg)
 	var notes []string
 	b.Routes, notes = notTheirs(b.Routes, a.Routes, f.Networks)
 
-	for _, r := range plan.Check(a, b, plan.Look{Kernel: k, FRR: f, Shared: shared(proposals)}) {
+	look := plan.Look{Kernel: k, FRR: f, Shared: shared(proposals)}
+	if err := unable(ctx, p, a, b, &look); err != nil {
+		return out, err
+	}
+	for _, r := range plan.Check(a, b, look) {
 		out.Refusals = append(out.Refusals, cfg.Problem(r.Field, r.Msg))
 	}
+	out.Loopbacks = los.conditions(b, k, f)
 	if len(out.Refusals) > 0 {
 		return out, nil
+	}
+	drifted, drift, err := drifted(ctx, p.CNI, a, b)
+	if err != nil {
+		return out, err
 	}
 	theirs := func(n frr.Network) bool { return n.RouteMap == frr.Mark && !slices.Contains(a.Routes, n.Prefix) }
 	out.Plan = plan.Compute(a, b, plan.Input{
@@ -103,11 +127,13 @@ func Prepare(ctx context.Context, p Ports, cfg *config.Config, confirm time.Dura
 		Proposals:  proposals,
 		Links:      k.Links, Sessions: f.Sessions, RouterID: f.Instance.RouterID,
 		MapShared: slices.ContainsFunc(f.Networks, theirs),
+		Stale:     stale(k, a), Drifted: drifted,
 	})
-	out.Plan.Notes = notes
+	out.Plan.Notes = append(notes, drift...)
 	for _, r := range plan.Ailments(b, k) {
 		out.Ailing = append(out.Ailing, cfg.Problem(r.Field, r.Msg).Error())
 	}
+	out.Ailing = append(out.Ailing, los.waiting()...)
 	if err := p.Ledger.Away(); err != nil {
 		out.Ailing = append(out.Ailing, err.Error())
 	}
@@ -135,29 +161,48 @@ func notTheirs(want, ours []netip.Prefix, lines []frr.Network) ([]netip.Prefix, 
 	return want, notes
 }
 
-// addresses are those of cfg's endpoints by name, or why some have none yet.
-func addresses(cfg *config.Config, proposals []alloc.Proposal) (addrs map[string]netip.Addr, waiting []string, err error) {
-	addrs = map[string]netip.Addr{}
+// addresses are those of cfg's endpoints by name, or why some have none yet, and those of its loopbacks that have all of theirs.
+func addresses(cfg *config.Config, proposals []alloc.Proposal) (addrs map[string]netip.Addr, waiting []string, los loopbacks, err error) {
+	addrs, los = map[string]netip.Addr{}, newLoopbacks(cfg)
 	for _, e := range cfg.Endpoints {
 		if a, ok := e.Address.Fixed(); ok {
 			addrs[e.Name] = a
 		}
 	}
+	for _, l := range cfg.Loopbacks {
+		for _, f := range l.Families() {
+			if a, ok := f.Fixed(); ok {
+				addrs[desired.LoopbackKey(l.Name, f.Key)] = a
+			}
+		}
+	}
 	for _, p := range proposals {
-		name := desired.EndpointOf(p.Claim.Name)
+		field := desired.FieldOf(p.Claim.Name) + ".pool"
 		if c := p.Condition; c != nil {
 			msg := c.Error()
 			if c.Reason == alloc.PoolExhausted {
 				msg = fmt.Sprintf("pool %s exhausted: %s", p.Claim.Pool, msg)
 			}
-			waiting = append(waiting, cfg.Problem("endpoints."+name+".address.pool", msg).Error())
+			msg = cfg.Problem(field, msg).Error()
+			if lo := desired.LoopbackOf(p.Claim.Name); lo != "" {
+				los.wait(lo, string(c.Reason), msg)
+			} else {
+				waiting = append(waiting, msg)
+			}
 			continue
 		}
-		if addrs[name], err = p.Allocation.Addr(); err != nil {
-			return nil, nil, fmt.Errorf("allocation %s: %w", p.Allocation.Name, err)
+		if addrs[desired.KeyOf(p.Claim.Name)], err = p.Allocation.Addr(); err != nil {
+			return nil, nil, nil, fmt.Errorf("allocation %s: %w", p.Allocation.Name, err)
 		}
 	}
-	return addrs, waiting, nil
+	for _, l := range cfg.Loopbacks {
+		if los.waits(l.Name) {
+			for _, f := range l.Families() {
+				delete(addrs, desired.LoopbackKey(l.Name, f.Key))
+			}
+		}
+	}
+	return addrs, waiting, los, nil
 }
 
 // shared are the addresses that other routers may have too.
@@ -167,14 +212,6 @@ func shared(proposals []alloc.Proposal) []string {
 		if p.Claim.Group != "" {
 			out = append(out, p.Allocation.Value)
 		}
-	}
-	return out
-}
-
-func claims(proposals []alloc.Proposal) []state.Claim {
-	var out []state.Claim
-	for _, p := range proposals {
-		out = append(out, state.ClaimOf(p))
 	}
 	return out
 }

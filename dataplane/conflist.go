@@ -8,6 +8,7 @@ import (
 	"io"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 )
@@ -18,6 +19,7 @@ type Conflist struct {
 	Name    string
 	Version string // cniVersion
 	Master  string // the first plugin's
+	MTU     int    // the first plugin's, in bytes; 0: the master's
 	// Plugins are the binaries that are needed, in the chain's order, IPAM's behind the plugin that has it; none twice.
 	Plugins []string
 	Text    string // the whole of it, as JSON with sorted keys and without space
@@ -88,6 +90,14 @@ func (p *conflistParser) parse(data []byte) (c Conflist) {
 	if entries[0]["type"] == string(IPVLAN) && !linkName(c.Master) {
 		p.bad("plugins[0].master is %s; must name the link to sit on, such as eth1", show(entries[0]["master"]))
 	}
+	if v, ok := entries[0]["mtu"]; ok {
+		n, isNumber := v.(json.Number)
+		if mtu, err := strconv.Atoi(string(n)); !isNumber || err != nil || mtu < 0 || mtu > 65535 {
+			p.bad("plugins[0].mtu is %s; must be a number from 0 to 65535", show(v))
+		} else {
+			c.MTU = mtu
+		}
+	}
 	text, err := json.Marshal(top)
 	if err != nil {
 		p.bad("can't be written again: %v", err)
@@ -102,7 +112,7 @@ func (p *conflistParser) parse(data []byte) (c Conflist) {
 // entry checks what holds for every plugin of the chain, and notes which binaries it needs.
 func (p *conflistParser) entry(i int, e map[string]any, c *Conflist) {
 	at := fmt.Sprintf("plugins[%d]", i)
-	p.spelling(at+".", e, "type", "mode", "master", "ipam", "capabilities", "ips", "runtimeConfig", "args", "prevResult", "srv6")
+	p.spelling(at+".", e, "type", "mode", "master", "mtu", "ipam", "capabilities", "ips", "runtimeConfig", "args", "prevResult", "srv6")
 	p.noSRv6(at+".", e)
 	binary := func(where string, v any) {
 		s, ok := v.(string)

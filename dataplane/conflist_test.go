@@ -78,7 +78,7 @@ func TestConflist(t *testing.T) {
 		{"type": "tuning", "sysctl": {"net.core.somaxconn": "500"}, "capabilities": {"mac": true}}]}`
 	got, problems := dataplane.ParseConflist([]byte(text))
 	want := dataplane.Conflist{
-		Name: "uplink", Version: "1.0.0", Master: "eth1", Plugins: []string{"ipvlan", "static", "tuning"},
+		Name: "uplink", Version: "1.0.0", Master: "eth1", MTU: 1500, Plugins: []string{"ipvlan", "static", "tuning"},
 		Text: `{"cniVersion":"1.0.0","name":"uplink","plugins":[{"capabilities":{"ips":true},"ipam":{"type":"static"},"master":"eth1","mode":"l3","mtu":1500,"type":"ipvlan"},` +
 			`{"capabilities":{"mac":true},"sysctl":{"net.core.somaxconn":"500"},"type":"tuning"}]}`,
 	}
@@ -117,6 +117,7 @@ func TestConflistProblems(t *testing.T) {
 		{"disableCheck as text", strings.Replace(chain(good), `"name"`, `"disableCheck":"true","name"`, 1), []string{`disableCheck is "true"; leave it out: CHECK is how drift is found`}},
 		{"no master", with(`"master":"eth1",`, ""), []string{"plugins[0].master is missing; must name the link to sit on, such as eth1"}},
 		{"a master that is none", with("eth1", "eth 1"), []string{`plugins[0].master is "eth 1"; must name the link to sit on, such as eth1`}},
+		{"an MTU that is none", with(`"mode"`, `"mtu":1e9,"mode"`), []string{"plugins[0].mtu is 1e9; must be a number from 0 to 65535"}},
 		{"mode l2", with("l3", "l2"), []string{`plugins[0].mode is "l2"; must be "l3" in the same entry as the rest`}},
 		{"another IPAM", with("static", "dhcp"), []string{`plugins[0].ipam.type is "dhcp"; must be "static" in the same entry as the rest`}},
 		{"ips false", with("true", "false"), []string{"plugins[0].capabilities.ips is false; must be true in the same entry as the rest"}},

@@ -21,6 +21,7 @@ import (
 	"vtepd/daemon/journal"
 	"vtepd/daemon/status"
 	"vtepd/daemon/watch"
+	"vtepd/dataplane/cni"
 	"vtepd/dataplane/kernel"
 	"vtepd/dataplane/monitor"
 	"vtepd/dataplane/netns"
@@ -50,7 +51,8 @@ func (p *places) ports(readOnly bool) (daemon.Ports, func() error, error) {
 		return daemon.Ports{}, nil, errors.Join(err, r.Close(), k.Close(), ledger.Close())
 	}
 	closeAll := func() error { return errors.Join(r.Close(), k.Close(), ledger.Close()) }
-	return daemon.Ports{Kernel: k, FRR: r, Ledger: ledger, Journal: j}, closeAll, nil
+	plugins := cni.New(cni.Options{Dir: filepath.Join(p.state, "cni")})
+	return daemon.Ports{Kernel: k, CNI: plugins, FRR: r, Ledger: ledger, Journal: j}, closeAll, nil
 }
 
 func runCommand(p *places) *cobra.Command {

@@ -35,7 +35,7 @@ func compute(t fataler, text string, obs dataplane.Observation) state.State {
 	for _, e := range cfg.Endpoints {
 		addrs[e.Name], _ = e.Address.Fixed()
 	}
-	return desired.Compute(cfg, addrs, nil, obs)
+	return desired.Compute(cfg, desired.Given{Addrs: addrs}, obs)
 }
 
 func host(s string) netip.Prefix {
@@ -68,7 +68,7 @@ frr: {evpn: create}
 		"vtep0": netip.MustParseAddr("10.255.0.3"), "vtep1": netip.MustParseAddr("2001:db8::1"), "lo1": netip.MustParseAddr("10.254.0.7"),
 	}
 	claims := []state.Claim{{Name: "r1/endpoint/vtep0", Pool: "vteps", Value: "10.255.0.3"}}
-	got := desired.Compute(cfg, addrs, claims, obs)
+	got := desired.Compute(cfg, desired.Given{Addrs: addrs, Claims: claims}, obs)
 	want := state.State{
 		Claims: claims,
 		EVPN:   true,
@@ -234,8 +234,8 @@ func TestOrder(t *testing.T) {
 
 func TestClaimNames(t *testing.T) {
 	name := desired.ClaimName("leaf1", "vtep0")
-	if name != "leaf1/endpoint/vtep0" || desired.EndpointOf(name) != "vtep0" || desired.RouterOf(name) != "leaf1" {
-		t.Errorf("%s: endpoint %s of %s", name, desired.EndpointOf(name), desired.RouterOf(name))
+	if name != "leaf1/endpoint/vtep0" || desired.KeyOf(name) != "vtep0" || desired.RouterOf(name) != "leaf1" {
+		t.Errorf("%s: endpoint %s of %s", name, desired.KeyOf(name), desired.RouterOf(name))
 	}
 	if got := desired.VXLANName(16777215); got != "vxlan16777215" || len(got) > 15 {
 		t.Errorf("got %s", got)

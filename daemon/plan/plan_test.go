@@ -60,7 +60,7 @@ func wanted(t fataler, text string) (state.State, []alloc.Proposal) {
 		}
 		addrs[e.Name] = addr
 	}
-	return desired.Compute(cfg, addrs, claims, uplinks), proposals
+	return desired.Compute(cfg, desired.Given{Addrs: addrs, Claims: claims}, uplinks), proposals
 }
 
 func compute(t fataler, a, b string) plan.Plan {

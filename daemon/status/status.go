@@ -53,6 +53,7 @@ type Snapshot struct {
 	// Transaction is the one that runs, or the last one.
 	Transaction *Transaction `json:"transaction,omitempty"`
 	Endpoints   []Endpoint   `json:"endpoints,omitempty"` // live, sorted by name
+	Loopbacks   []Loopback   `json:"loopbacks,omitempty"` // of the config, sorted by name
 	VNIs        []VNI        `json:"vnis,omitempty"`      // live, sorted
 }
 
@@ -105,6 +106,16 @@ type Endpoint struct {
 	Announced bool `json:"announced"`
 }
 
+// Loopback is a loopback of the fabric, with a condition of its own: all of them ready is what ready means.
+type Loopback struct {
+	Name      string       `json:"name"`
+	Role      string       `json:"role"`
+	Addresses []netip.Addr `json:"addresses,omitempty"` // that are there
+	Ready     bool         `json:"ready"`               // bound, up and announced
+	Reason    string       `json:"reason"`              // Ready, or what it waits for in a word: PoolExhausted, NotMade, NotAnnounced, …
+	Message   string       `json:"message,omitempty"`
+}
+
 // VNI is a live L2 VNI.
 type VNI struct {
 	VNI    uint32     `json:"vni"`
@@ -146,6 +157,7 @@ func (b *Board) Get() (Snapshot, <-chan struct{}) {
 	s := b.now
 	s.Repairs.What = slices.Clone(s.Repairs.What)
 	s.Messages, s.Endpoints, s.VNIs = slices.Clone(s.Messages), slices.Clone(s.Endpoints), slices.Clone(s.VNIs)
+	s.Loopbacks = slices.Clone(s.Loopbacks)
 	if s.Transaction != nil {
 		t := *s.Transaction
 		t.Phases = slices.Clone(t.Phases)
@@ -197,6 +209,12 @@ func (s Snapshot) Text(w io.Writer) error {
 			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%t\n", e.Name, e.Address, e.Link, orDash(e.Parent), e.Announced)
 		}
 	}
+	if len(s.Loopbacks) > 0 {
+		fmt.Fprint(t, "\nLOOPBACK\tROLE\tADDRESSES\tREADY\n")
+		for _, l := range s.Loopbacks {
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", l.Name, l.Role, orDash(strings.Trim(fmt.Sprint(l.Addresses), "[]")), l.ready())
+		}
+	}
 	if len(s.VNIs) > 0 {
 		fmt.Fprint(t, "\nVNI\tDEVICE\tVTEP\tBRIDGE\n")
 		for _, v := range s.VNIs {
@@ -208,6 +226,13 @@ func (s Snapshot) Text(w io.Writer) error {
 		}
 	}
 	return t.Flush()
+}
+
+func (l Loopback) ready() string {
+	if l.Ready {
+		return "yes"
+	}
+	return "no: " + l.Reason
 }
 
 func orDash(s string) string {
