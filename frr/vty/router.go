@@ -90,13 +90,24 @@ func read[T any](ctx context.Context, r *Router, daemon, command string, parse f
 		if none != nil && none(text) {
 			return zero, nil
 		}
+		r.drop(daemon)
 		return zero, r.wrap(daemon, frr.Garbage(command, fmt.Sprintf("return code %d", rc), text))
 	}
 	v, err := parse(text)
 	if err != nil {
+		r.drop(daemon)
 		return zero, r.wrap(daemon, err)
 	}
 	return v, nil
+}
+
+// drop closes the connection to a daemon. Where an answer made no sense, it isn't known which node the session is in, and
+// every later answer could make as little; the next request begins anew.
+func (r *Router) drop(daemon string) {
+	if c, ok := r.clients[daemon]; ok {
+		c.Close()
+		delete(r.clients, daemon)
+	}
 }
 
 func (r *Router) wrap(daemon string, err error) error {
@@ -299,8 +310,11 @@ func (r *Router) write(ctx context.Context, e frr.Edit) error {
 			continue
 		}
 		err = fmt.Errorf("bgpd refused it (%d): %s", rc, words(text))
-		if _, _, endErr := r.ask(ctx, "bgpd", "end", false); endErr != nil {
+		_, rc, endErr := r.ask(ctx, "bgpd", "end", false)
+		if endErr != nil {
 			err = fmt.Errorf("%w; then %w", err, endErr)
+		} else if rc != 0 {
+			r.drop("bgpd")
 		}
 		return &frr.EditError{Edit: e, Line: line, Err: err}
 	}

@@ -370,6 +370,30 @@ func recorded(t *testing.T, version string, waiting bool) func(string) frrtest.A
 	}
 }
 
+// TestNonsenseEndsTheSession: a session whose answers make no sense isn't asked again; the next question begins a new one.
+func TestNonsenseEndsTheSession(t *testing.T) {
+	for name, nonsense := range map[string]frrtest.Answer{"a return code": {RC: 2, Text: "% Unknown command"}, "other words": {Text: "Lorem ipsum"}} {
+		t.Run(name, func(t *testing.T) {
+			d := dir(t)
+			special := map[string]frrtest.Answer{frr.CommandConfig: nonsense}
+			s := frrtest.Serve(t, d, "bgpd", bgpd(special))
+			r := New(d, time.Second)
+			t.Cleanup(func() { r.Close() })
+			if _, err := r.Observe(t.Context(), frr.Query{Config: true}); !errors.Is(err, frr.ErrGarbage) {
+				t.Fatal(err)
+			}
+			delete(special, frr.CommandConfig)
+			special[frr.CommandVRFs] = frrtest.Answer{Text: `{"vrfs":{"default":{"routerId":"10.0.0.1"}}}`}
+			if _, err := r.Observe(t.Context(), frr.Query{Config: true}); err != nil {
+				t.Fatal(err)
+			}
+			if n := len(slices.DeleteFunc(s.Lines(), func(l string) bool { return l != "enable" })); n != 2 {
+				t.Errorf("%d sessions: %q", n, s.Lines())
+			}
+		})
+	}
+}
+
 func TestObserve(t *testing.T) {
 	local, foreign := netip.MustParsePrefix("10.255.0.11/32"), netip.MustParsePrefix("10.0.0.2/32")
 	local6, absent6 := netip.MustParsePrefix("2001:db8:ff::11/128"), netip.MustParsePrefix("2001:db8:ff::12/128")
