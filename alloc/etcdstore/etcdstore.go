@@ -37,6 +37,7 @@ type Store struct {
 	tls  *tls.Config
 	keys keys
 
+	op     func(at string) // called before a write is sent, and once it is answered
 	life   context.Context // ends with Close
 	end    context.CancelFunc
 	tasks  sync.WaitGroup
@@ -60,6 +61,7 @@ type Store struct {
 	logged   uint64
 	watchers map[chan struct{}]bool
 	rewatch  context.CancelFunc // ends the present watch, so that another is begun
+	away     bool               // a call has failed, and those that watch are to be told when etcd is back
 	top      int64              // the highest revision that any answer has shown
 	ledger   string             // which ledger it is; "" when there was none yet
 	headText string             // the head's value, as it was last read
@@ -91,7 +93,7 @@ func Open(o Options) (*Store, error) {
 		keys:    keys{o.Prefix + "/allocations/", o.Prefix + "/head", o.Prefix + "/writers/"},
 		writing: make(chan struct{}, 1), listing: make(chan struct{}, 1),
 		seen: map[string]entry{}, tombs: map[string]bool{}, moved: make(chan struct{}), watchers: map[chan struct{}]bool{},
-		cache: cache{path: o.Cache, node: o.Node},
+		cache: cache{path: o.Cache, node: o.Node}, op: func(string) {},
 	}
 	if err := s.cache.load(); err != nil {
 		return nil, err
@@ -130,6 +132,15 @@ var errClosed = fmt.Errorf("%w: closed", alloc.ErrUnavailable)
 func (s *Store) leave(ctx context.Context, what string, err error) error {
 	if ctx.Err() != nil && errors.Is(context.Cause(ctx), errClosed) {
 		return fmt.Errorf("%s: %w", what, errClosed)
+	}
+	// The client mends a watch by itself, and in silence. Begun anew, it tells when etcd is back.
+	if !refusal(err) {
+		s.mu.Lock()
+		s.away = true
+		if s.rewatch != nil {
+			s.rewatch()
+		}
+		s.mu.Unlock()
 	}
 	return s.fail(ctx, what, err)
 }

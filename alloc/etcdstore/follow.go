@@ -221,9 +221,9 @@ func (s *Store) listOnce(ctx context.Context) (again bool, err error) {
 func (s *Store) begin() {
 	s.follow.Do(func() {
 		s.tasks.Go(func() {
-			for away := false; ; away = true {
+			for again := false; ; again = true {
 				d := pause
-				if err := s.track(away); err != nil {
+				if err := s.track(again); err != nil {
 					d = pauseAway
 				}
 				if !wait(s.life, d) {
@@ -234,10 +234,13 @@ func (s *Store) begin() {
 	})
 }
 
-// track reads everything if need be, and then what changes, until that is lost. away: it was lost before.
-func (s *Store) track(away bool) error {
-	if at, _ := s.position(); at == 0 || away {
+// track reads everything if need be, and then what changes, until that is lost.
+func (s *Store) track(again bool) error {
+	if at, _ := s.position(); at == 0 || again {
 		if err := s.catchUp(s.life); err != nil {
+			s.mu.Lock()
+			s.away = true
+			s.mu.Unlock()
 			return err
 		}
 	}
@@ -251,7 +254,8 @@ func (s *Store) track(away bool) error {
 	s.mu.Lock()
 	at := s.at
 	s.rewatch = cancel
-	if away {
+	if s.away {
+		s.away = false
 		s.hint()
 	}
 	s.mu.Unlock()

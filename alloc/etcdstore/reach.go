@@ -171,7 +171,7 @@ func (s *Store) timedOut(last error) error {
 // refusal reports whether err is etcd's word that it did nothing and won't.
 func refusal(err error) bool {
 	var r *replaced
-	if errors.As(err, &r) {
+	if errors.As(err, &r) || errors.Is(err, errUnsure) {
 		return true
 	}
 	var e rpctypes.EtcdError
@@ -258,7 +258,7 @@ func short(err error) error {
 		return errors.New("no answer")
 	}
 	var op *net.OpError
-	for errors.As(err, &op) {
+	for errors.As(err, &op) && op.Op != "remote error" {
 		err = op.Err
 	}
 	var sys interface{ Unwrap() error }

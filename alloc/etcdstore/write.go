@@ -51,6 +51,7 @@ func (s *Store) write(ctx context.Context, guard clientv3.Cmp, change clientv3.O
 		w := &s.writer
 		before, text := s.before(), s.head()
 		w.open = true
+		s.op("send")
 		var resp *clientv3.TxnResponse
 		err := s.once(ctx, func(ctx context.Context, cli *clientv3.Client) (err error) {
 			resp, err = cli.Txn(ctx).
@@ -59,6 +60,7 @@ func (s *Store) write(ctx context.Context, guard clientv3.Cmp, change clientv3.O
 				Else(clientv3.OpGet(key), clientv3.OpGet(w.key), clientv3.OpGet(s.keys.head)).Commit()
 			return err
 		})
+		s.op("sent")
 		switch {
 		case err == nil && resp.Succeeded:
 			w.open, w.rev = false, resp.Header.Revision
@@ -142,6 +144,7 @@ func (s *Store) mark(ctx context.Context) error {
 	}
 	// A try whose answer is lost leaves a mark that nobody uses, until its lease runs out.
 	return s.read(ctx, func(ctx context.Context, cli *clientv3.Client) error {
+		s.op("mark")
 		lease, err := cli.Grant(ctx, int64(markTTL/time.Second))
 		if err != nil {
 			return err
@@ -152,7 +155,7 @@ func (s *Store) mark(ctx context.Context) error {
 			return err
 		}
 		before := s.before()
-		resp, err := cli.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(s.keys.head), "=", 0)).
+		resp, err := cli.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(s.keys.head), "=", s.begun())).
 			Then(clientv3.OpPut(s.keys.head, string(value)), clientv3.OpGet(s.keys.head)).
 			Else(clientv3.OpGet(s.keys.head)).Commit()
 		if err != nil {
@@ -165,6 +168,7 @@ func (s *Store) mark(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		s.op("marked")
 		fresh.rev = put.Header.Revision
 		*w = fresh
 		return nil
@@ -197,6 +201,17 @@ func (s *Store) retire() {
 	ctx, cancel := context.WithTimeout(context.Background(), s.try()/2)
 	defer cancel()
 	_, _ = s.cli.Revoke(ctx, s.writer.lease)
+}
+
+// begun is the revision that the head key has to have been created at for this Store to create it: 0, that is not at all, and what no
+// key has once the ledger is known.
+func (s *Store) begun() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ledger != "" {
+		return -1
+	}
+	return 0
 }
 
 // head is the head key's value as last read.
