@@ -16,10 +16,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"vtepd/alloc"
+	"vtepd/alloc/storetest"
 )
 
 // The test binary is also each process of these tests: with DIRSTORE_CHILD set it does that and ends.
-var children = map[string]func(args []string) error{"claim": childClaim, "move": childMove, "disk": childDisk}
+var children = map[string]func(args []string) error{"claim": childClaim, "life": childLife, "disk": childDisk}
 
 func TestMain(m *testing.M) {
 	if name := os.Getenv("DIRSTORE_CHILD"); name != "" {
@@ -39,14 +40,6 @@ func child(t *testing.T, name string, args ...string) *exec.Cmd {
 	return c
 }
 
-func childPools() *alloc.Pools {
-	p, err := alloc.NewPools(alloc.Pool{Name: "p", Kind: alloc.KindAddress, Entries: []string{"10.0.0.0/8"}})
-	if err != nil {
-		panic(err)
-	}
-	return p
-}
-
 // childClaim DIR ROUTER N makes N claims and prints their values.
 func childClaim(args []string) error {
 	s, err := Open(args[0])
@@ -58,18 +51,9 @@ func childClaim(args []string) error {
 	if err != nil {
 		return err
 	}
-	c := alloc.NewClaimer(s, childPools())
-	for i := range n {
-		a, wrote, err := c.Acquire(context.Background(), alloc.Claim{Name: fmt.Sprintf("%s/%d", args[1], i), Pool: "p"})
-		if err != nil {
-			return err
-		}
-		if !wrote {
-			return fmt.Errorf("%s wasn't written by us", a.Name)
-		}
-		fmt.Println(a.Value)
-	}
-	return nil
+	values, err := storetest.ClaimMany(context.Background(), s, args[1], n)
+	fmt.Println(strings.Join(values, "\n"))
+	return err
 }
 
 // Eight processes start at once, each claims 1,000 addresses, and the 8,000 are the pool's lowest 8,000, each once.
@@ -77,88 +61,34 @@ func TestEightProcesses(t *testing.T) {
 	const processes, each = 8, 1000
 	dir := filepath.Join(t.TempDir(), "claims")
 	var mu sync.Mutex
-	holder := map[string]int{}
+	values := map[string][]string{}
 	var wg sync.WaitGroup
 	for i := range processes {
 		wg.Go(func() {
-			c := child(t, "claim", dir, fmt.Sprintf("r%d", i), strconv.Itoa(each))
+			router := fmt.Sprintf("r%d", i)
+			c := child(t, "claim", dir, router, strconv.Itoa(each))
 			c.Stderr = os.Stderr
 			out, err := c.Output()
 			if err != nil {
-				t.Errorf("process %d: %v", i, err)
+				t.Errorf("%s: %v", router, err)
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			for v := range strings.FieldsSeq(string(out)) {
-				if first, ok := holder[v]; ok {
-					t.Errorf("%s was given to processes %d and %d", v, first, i)
-				}
-				holder[v] = i
+			values[router] = strings.Fields(string(out))
+			if len(values[router]) != each {
+				t.Errorf("%s has %d values", router, len(values[router]))
 			}
 		})
 	}
 	wg.Wait()
-	if len(holder) != processes*each {
-		t.Errorf("%d values, want %d", len(holder), processes*each)
-	}
-	all, bad, err := alloc.NewClaimer(mustOpen(t, dir), childPools()).List(t.Context())
-	if err != nil || len(bad) > 0 || len(all) != processes*each {
-		t.Fatalf("%d allocations, damage %v, %v", len(all), bad, err)
-	}
-	for _, a := range all {
-		if got := strings.Split(a.Holders[0].Claim, "/")[0]; got != fmt.Sprintf("r%d", holder[a.Value]) {
-			t.Errorf("%s is held by %s, and was given to process %d", a.Name, got, holder[a.Value])
-		}
-	}
-	for i := range processes * each {
-		if v := fmt.Sprintf("10.0.%d.%d", i/256, i%256); !strings.Contains(v, " ") {
-			if _, ok := holder[v]; !ok {
-				t.Errorf("%s was passed over", v)
-			}
-		}
+	if err := storetest.CheckMany(t.Context(), mustOpen(t, dir), values); err != nil {
+		t.Error(err)
 	}
 }
 
-// moveSteps are a life: claimed, moved, the old value released, moved back while joining a group, released.
-func moveSteps(ctx context.Context, c *alloc.Claimer) []func() error {
-	x := func(prefer string) alloc.Claim {
-		return alloc.Claim{Name: "leaf1/x", UID: "u", Pool: "p", Prefer: prefer}
-	}
-	g := alloc.Claim{Name: "leaf1/g", UID: "u", Pool: "p", Group: "any"}
-	acquire := func(cl alloc.Claim) func() error {
-		return func() error { _, _, err := c.Acquire(ctx, cl); return err }
-	}
-	release := func(name, claim string) func() error {
-		return func() error { return c.Release(ctx, name, claim, "u") }
-	}
-	return []func() error{
-		acquire(x("10.0.0.1")), acquire(x("10.0.0.2")), release("p@10.0.0.1", "leaf1/x"),
-		acquire(g), acquire(x("10.0.0.1")), release("p@10.0.0.2", "leaf1/x"), release("p@10.0.0.0", "leaf1/g"),
-	}
-}
-
-// moveStates are what the ledger may hold after each step; a killed step leaves the one before or the one after, or, between the
-// release of a move's old value and the removal of its mark, what moveLedger doesn't show.
-var moveStates = []string{
-	"", "10.0.0.1", "10.0.0.1 10.0.0.2", "10.0.0.2", "10.0.0.0 10.0.0.2", "10.0.0.0 10.0.0.1 10.0.0.2", "10.0.0.0 10.0.0.1", "10.0.0.1",
-}
-
-func moveLedger(t *testing.T, c *alloc.Claimer) string {
-	t.Helper()
-	all, bad, err := c.List(t.Context())
-	if err != nil || len(bad) > 0 {
-		t.Fatalf("list: %v %v", bad, err)
-	}
-	var out []string
-	for _, a := range all {
-		out = append(out, a.Value)
-	}
-	return strings.Join(out, " ")
-}
-
-// childMove DIR K does the steps, prints after each, and kills itself before the K-th call that changes something; a negative K
+// childLife DIR K does the steps, prints after each, and kills itself before the K-th call that changes something; a negative K
 // writes half of what is to be written first, where that call is a write.
-func childMove(args []string) error {
+func childLife(args []string) error {
 	k, err := strconv.Atoi(args[1])
 	if err != nil {
 		return err
@@ -184,7 +114,7 @@ func childMove(args []string) error {
 	if err != nil {
 		return err
 	}
-	for i, step := range moveSteps(context.Background(), alloc.NewClaimer(s, childPools())) {
+	for i, step := range storetest.Life(context.Background(), alloc.NewClaimer(s, storetest.LifePools())) {
 		if err := step(); err != nil {
 			return err
 		}
@@ -199,7 +129,7 @@ func TestKilled(t *testing.T) {
 		kills := 0
 		for k := 1; ; k++ {
 			dir := filepath.Join(t.TempDir(), "claims")
-			out, err := child(t, "move", dir, strconv.Itoa(k*sign)).Output()
+			out, err := child(t, "life", dir, strconv.Itoa(k*sign)).Output()
 			var exit *exec.ExitError
 			if err == nil {
 				break
@@ -213,17 +143,8 @@ func TestKilled(t *testing.T) {
 			if tmp, err := os.ReadDir(filepath.Join(dir, ".tmp")); len(tmp) > 0 || err != nil && !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("killed at %d: left %v %v", k*sign, tmp, err)
 			}
-			c := alloc.NewClaimer(s, childPools())
-			if got := moveLedger(t, c); got != moveStates[acked] && got != moveStates[acked+1] {
-				t.Errorf("killed at %d after %d steps: %q, want %q or %q", k*sign, acked, got, moveStates[acked], moveStates[acked+1])
-			}
-			for i, step := range moveSteps(t.Context(), c)[acked:] {
-				if err := step(); err != nil {
-					t.Fatalf("killed at %d, step %d again: %v", k*sign, acked+i, err)
-				}
-			}
-			if got := moveLedger(t, c); got != moveStates[len(moveStates)-1] {
-				t.Errorf("killed at %d, finished: %q", k*sign, got)
+			if err := storetest.CheckLife(t.Context(), s, acked); err != nil {
+				t.Errorf("killed at %d: %v", k*sign, err)
 			}
 			_ = s.Close()
 		}
@@ -262,7 +183,7 @@ func childDisk(args []string) error {
 		return err
 	}
 	defer s.Close()
-	c := alloc.NewClaimer(s, childPools())
+	c := alloc.NewClaimer(s, storetest.LifePools())
 	claim := func(i int) alloc.Claim { return alloc.Claim{Name: fmt.Sprintf("leaf1/%d", i), Pool: "p"} }
 	full := 0
 	for err == nil {
@@ -281,7 +202,7 @@ func childDisk(args []string) error {
 		return fmt.Errorf("update: %w", err)
 	}
 	check := func(s *Store, n int) error {
-		c := alloc.NewClaimer(s, childPools())
+		c := alloc.NewClaimer(s, storetest.LifePools())
 		for i := range n {
 			if a, wrote, err := c.Acquire(ctx, claim(i)); err != nil || wrote || a.Value != fmt.Sprintf("10.0.0.%d", i) || a.AllowBinding {
 				return fmt.Errorf("%d: %+v %v %w", i, a, wrote, err)
