@@ -36,6 +36,7 @@ import (
 type world struct {
 	dir     string // of the journal
 	kernel  *fake.Kernel
+	cni     *fake.CNI
 	frr     *frrtest.Fake
 	store   *memstore.Store
 	ports   Ports
@@ -53,6 +54,10 @@ func newWorld(dir string) *world {
 		{Name: "lan0", Kind: dataplane.Bridge, Up: true, MTU: 1500},
 	}
 	w.kernel.Add(w.foes...)
+	w.cni = fake.NewCNI(w.kernel)
+	for _, parent := range []string{"eth1", "eth2"} {
+		w.cni.SetFile("/etc/cni/"+parent, conflistOn(parent))
+	}
 	w.kernel.AddNetns("host", dataplane.Link{Name: "up0", Up: true, MTU: 1500})
 	w.kernel.OnPing(func(_, to netip.Addr) bool { return to == remoteVTEP })
 	w.frr.SetEVPN(true)
@@ -72,15 +77,28 @@ func newWorld(dir string) *world {
 		}
 		return out
 	})
-	w.ports = Ports{Kernel: w.kernel, FRR: w.frr, Ledger: ledgerOn(w.store), Journal: journal.In(dir)}
+	taken, err := alloc.NewPools(alloc.Pool{Name: "p2", Kind: alloc.KindAddress, Entries: []string{"10.250.0.1/32"}})
+	if err == nil {
+		_, _, err = alloc.NewClaimer(w.store, taken).Acquire(context.Background(), alloc.Claim{Name: "r2/loopback/lo0/ipv4", Pool: "p2"})
+	}
+	if err != nil {
+		panic(err)
+	}
+	w.ports = Ports{Kernel: w.kernel, CNI: w.cni, FRR: w.frr, Ledger: ledgerOn(w.store), Journal: journal.In(dir)}
 	return w
+}
+
+// conflistOn is one that can be accepted.
+func conflistOn(parent string) string {
+	return `{"cniVersion": "1.0.0", "name": "uplink", "plugins": [{"type": "ipvlan", "mode": "l3", "master": "` + parent +
+		`", "ipam": {"type": "static"}, "capabilities": {"ips": true}}]}`
 }
 
 // runner says yes to a change that waits for it.
 func (w *world) runner(j txn.Journal) *txn.Runner {
 	yes := make(chan bool, 1)
 	yes <- true
-	return &txn.Runner{Kernel: w.kernel, FRR: w.frr, Ledger: w.ports.Ledger, Journal: j, Netns: []string{"host"}, Decide: yes}
+	return &txn.Runner{Kernel: w.kernel, CNI: w.cni, FRR: w.frr, Ledger: w.ports.Ledger, Journal: j, Netns: []string{"host"}, Decide: yes}
 }
 
 // plan prepares text, which must be a config that can be reached.
@@ -130,7 +148,8 @@ func (w *world) facts(t fataler) string {
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
-	fmt.Fprintf(&b, "%v %v %v %v %v\n%v\n", o.EVPN, o.Networks, o.RouteMap, o.VNIs, o.Type3, held)
+	fmt.Fprintf(&b, "%v %v %v %v %v\n%v\n%v\n", o.EVPN, o.Networks, o.RouteMap, o.VNIs, o.Type3, held, o.Instance)
+	fmt.Fprintf(&b, "%s\n", strings.Join(w.cni.State(), "\n"))
 	if s := w.kernel.Staged(); len(s) > 0 {
 		fmt.Fprintf(&b, "shadow: %v\n", s)
 	}
@@ -140,8 +159,9 @@ func (w *world) facts(t fataler) string {
 // drawConfig makes a valid config out of few names and numbers, so that two of them have much in common.
 func drawConfig(t *rapid.T, label string) string {
 	var b strings.Builder
-	b.WriteString("version: 1\nnode: {name: r1, index: 7}\npools:\n  p4: {addresses: [10.255.0.0/28]}\nvlanBridge: {name: br-evpn}\n")
-	placements := []string{"ipvlan: {parent: eth1}", "ipvlan: {parent: eth2}", "ipvlan: {parent: up0, parentNetns: host}", "loopback: {}"}
+	b.WriteString("version: 1\nnode: {name: r1, index: 7}\npools:\n  p4: {addresses: [10.255.0.0/28]}\n  p1: {addresses: [10.251.0.0/30]}\n  p2: {addresses: [10.250.0.1/32]}\nvlanBridge: {name: br-evpn}\n")
+	placements := []string{"ipvlan: {parent: eth1}", "ipvlan: {parent: eth2}", "ipvlan: {parent: up0, parentNetns: host}", "loopback: {}",
+		"cni: {conflist: /etc/cni/eth1}", "cni: {conflist: /etc/cni/eth2, interfaceName: uplink}"}
 	addresses := []string{"{pool: p4}", "{pool: p4, prefer: 10.255.0.%d}", "{static: 10.254.0.%d}", "{cidr: 10.253.%d.0/24, from: index}"}
 	n := rapid.IntRange(0, 3).Draw(t, label+" endpoints")
 	if n > 0 {
@@ -156,6 +176,7 @@ func drawConfig(t *rapid.T, label string) string {
 			rapid.SampledFrom(placements).Draw(t, label+" placement"), addr,
 			rapid.SampledFrom([]string{"bgp", "bgp", "none"}).Draw(t, label+" announce"))
 	}
+	drawLoopbacks(t, label, &b)
 	vnis := 0
 	for v := 100; n > 0 && v < 106; v++ {
 		if !rapid.Bool().Draw(t, label+" vni") {
@@ -178,6 +199,29 @@ func drawConfig(t *rapid.T, label string) string {
 	fmt.Fprintf(&b, "frr: {evpn: %s}\n", rapid.SampledFrom([]string{"require", "create"}).Draw(t, label+" evpn"))
 	b.WriteString("transaction: {allowDisruptive: true, timeout: 3s}\n")
 	return b.String()
+}
+
+// drawLoopbacks draws none, some or all of four loopbacks; the last one may wait for an address that another router has.
+func drawLoopbacks(t *rapid.T, label string, b *strings.Builder) {
+	var lines []string
+	for _, l := range []string{
+		"lo0: {role: router-id, ipv4: {static: 10.252.0.%d}, ipv6: {static: '2001:db8:252::%d'}}",
+		"lo1: {role: vtep, ipv4: {pool: p4, prefer: 10.255.0.%d}}",
+		"lo2: {role: anycast-vtep, ipv4: {pool: p1, group: g%d}}",
+		"lo100: {role: anycast-rp, ipv4: {pool: p%d, group: h}}",
+	} {
+		if !rapid.Bool().Draw(t, label+" loopback") {
+			continue
+		}
+		n := rapid.IntRange(1, 2).Draw(t, label+" loopback's address")
+		if !strings.HasPrefix(l, "lo100") {
+			n += 12
+		}
+		lines = append(lines, "  "+strings.ReplaceAll(l, "%d", fmt.Sprint(n))+"\n")
+	}
+	if len(lines) > 0 {
+		b.WriteString("loopbacks:\n" + strings.Join(lines, ""))
+	}
 }
 
 // pair draws two configs such that each can be reached, the second from the first.
@@ -270,10 +314,10 @@ func central(t *rapid.T, sum *tally, dir func() string) {
 	if p.Empty() {
 		return
 	}
-	ops, edits := w.kernel.Ops(), w.frr.Seen()
+	ops, edits, calls := w.kernel.Ops(), w.frr.Seen(), w.cni.Calls()
 	w.reach(t, b)
 	inB := w.facts(t)
-	ops, edits = w.kernel.Ops()-ops, w.frr.Seen()-edits
+	ops, edits, calls = w.kernel.Ops()-ops, w.frr.Seen()-edits, w.cni.Calls()-calls
 	if p, err := w.plan(b); err != nil || !p.Empty() {
 		t.Fatalf("after b there is still this to do (%v):\n%s", err, p)
 	}
@@ -304,6 +348,21 @@ func central(t *rapid.T, sum *tally, dir func() string) {
 				return write()
 			}
 			c.stuck(fresh(), fmt.Sprintf("the last mark refused, and the undo of step %d", k+1), noForward, k)
+		}
+	}
+	for k := 1; k <= calls; k++ {
+		refuse := func() *world { w := fresh(); w.cni.FailAt(w.cni.Calls()+k, errInjected); return w }
+		c.refused(refuse(), fmt.Sprintf("CNI call %d refused", k), nil)
+		c.stuck(refuse(), fmt.Sprintf("CNI call %d refused, and the first undo", k), nil, -1)
+		for _, when := range []fake.When{fake.Before, fake.After} {
+			w := fresh()
+			at := w.cni.Calls() + k
+			w.cni.OnCall(func(n int, side fake.When, _ string, _ dataplane.Attachment) {
+				if n == at && side == when {
+					panic(killed{})
+				}
+			})
+			c.killed(w, fmt.Sprintf("killed at CNI call %d (%v)", k, when), nil, k%2 == 0)
 		}
 	}
 	for k := 1; k <= ops; k++ {
@@ -511,7 +570,7 @@ func (c *cases) refusedStep(w *world, k int, s plan.Step) {
 		c.Fatalf("%s: degraded: %v", what, err)
 	}
 	last := s.Phase == plan.Drain || s.Phase == plan.Retire
-	if !once || last && err != nil || !last && err == nil && (len(s.Do.Acquire) > 0 || len(s.Do.FRR) > 0 || len(s.Do.Kernel) > 0 || s.Do.Await != nil) {
+	if !once || last && err != nil || !last && err == nil && (len(s.Do.Acquire) > 0 || len(s.Do.FRR) > 0 || len(s.Do.Kernel) > 0 || len(s.Do.Attach) > 0 || s.Do.Await != nil) {
 		c.Fatalf("%s: not as it should be: %v", what, err)
 	}
 	if err != nil {
@@ -528,6 +587,7 @@ func (w *world) refuse(err, answer error) {
 		edit = errors.New("% injected")
 	}
 	w.kernel.FailAt(w.kernel.Ops()+1, err)
+	w.cni.FailAt(w.cni.Calls()+1, err)
 	w.frr.FailAt(1, edit)
 	w.frr.SetUnreachable(answer)
 	w.store.Fail = nil
@@ -601,7 +661,9 @@ func (c *cases) stuck(w *world, what string, on func(int, journal.Mark, func() e
 	} else if e, ok := errors.AsType[*frr.EditError](failed.Degraded); ok {
 		named = e.Edit.Object()
 	} else if errors.Is(failed.Degraded, alloc.ErrUnavailable) {
-		named = "giving back 10.255.0."
+		named = "giving back 10.25"
+	} else if e, ok := errors.AsType[*dataplane.AttachError](failed.Degraded); ok {
+		named = e.Attachment.Link
 	}
 	if text := failed.Error(); named == "" || !strings.Contains(text, "; going back failed: undo of ") || !strings.Contains(text, named) {
 		c.Fatalf("%s: %q isn't named: %v", what, named, failed)
@@ -636,6 +698,7 @@ func (c *cases) killed(w *world, what string, on func(int, journal.Mark, func() 
 		}
 	})
 	w.kernel.Restart()
+	w.cni.Restart()
 	w.frr.OnEdit(nil)
 	c.recovered(w, what, func(x *txn.Runner) {
 		if silent {
@@ -667,6 +730,7 @@ func (c *cases) killedTwice(w *world, k, at int) bool {
 		}
 	})
 	w.kernel.Restart()
+	w.cni.Restart()
 	n := 0
 	event := func() {
 		if n++; n > at {
@@ -689,6 +753,7 @@ func (c *cases) killedTwice(w *world, k, at int) bool {
 		})
 	})
 	w.kernel.Restart()
+	w.cni.Restart()
 	w.frr.OnEdit(nil)
 	c.recovered(w, what, nil)
 	c.ended(w, what, c.inA, c.inB)
@@ -711,6 +776,9 @@ func (w *world) clean(t fataler, what string) {
 	}
 	k, err := w.kernel.Observe(context.Background(), []string{"host"})
 	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	if k.Attached, err = w.cni.Attachments(context.Background()); err != nil {
 		t.Fatalf("%v", err)
 	}
 	if diff := state.Diff(state.Observed(k, o, last.State, last.State.Claims), last.State); len(diff) > 0 {
