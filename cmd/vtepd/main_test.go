@@ -127,6 +127,12 @@ func TestRun(t *testing.T) {
 	says(0, `(?m)^vtepd dev on r1: waiting since .*\nconfig +`+dir+`/config\nlive +generation 0, state -\nwhy +frr: bgpd: socket .*no such file`, "status")
 	says(0, `(?s)^\{.*"condition": "waiting".*"messages": \[.*\}\n$`, "status", "-o", "json")
 	says(1, `^vtepd: nothing waits to be confirmed\n$`, "confirm")
+	const held = `{"version": 1, "name": "p@10.0.0.9", "pool": "p", "value": "10.0.0.9", "holders": [{"claim": "r1/endpoint/vtep0"}], "created": "2020-01-02T03:04:05Z"}`
+	if err := os.WriteFile(filepath.Join(dir, "state", "ledger", "p@10.0.0.9"), []byte(held), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	says(1, `^release 10.0.0.9 of pool p, held by r1/endpoint/vtep0\nr1 is live: vtepd runs here, and 10.0.0.9 is on none of its endpoints now\nvtepd: nothing was done: `,
+		"claims", "release", "r1/endpoint/vtep0")
 	says(1, `^vtepd: status socket `+dir+`/run/vtepd.sock: another vtepd answers there; stop it first, or give this one another socket\n$`,
 		"run", "--log-level", "error")
 	drop(good + "nodes: {}\n")

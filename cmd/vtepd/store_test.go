@@ -5,10 +5,14 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
+	"testing"
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"go.etcd.io/etcd/server/v3/embed"
+
+	"vtepd/daemon/config"
 )
 
 // etcdCommand is `etcd NAME`: an etcd of one member runs until the script ends, and the variable NAME is its HOST:PORT.
@@ -42,4 +46,45 @@ func etcdCommand(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Fatalf("etcd isn't ready after a minute")
 	}
 	ts.Setenv(args[0], urls[0].Host)
+}
+
+// TestPassword: it comes from a file, and no error shows it.
+func TestPassword(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "password")
+	for text, want := range map[string]string{
+		"secret": "secret", "secret\n": "secret", "two words\r\n": "two words", "": "passwordFile: " + path + " is empty", "\n": "passwordFile: " + path + " is empty",
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got, err := passwordIn(path)
+		if err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+	if err := os.WriteFile(path, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := places{state: t.TempDir()}
+	s := config.Store{Etcd: config.Etcd{Endpoints: []string{"http://127.0.0.1:1"}, Prefix: "/x", Username: "u", PasswordFile: path}}
+	store, err := p.store(s, "", "", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	_, err = store.Changes(t.Context(), 0)
+	if err == nil || strings.Contains(err.Error(), "secret") || !strings.Contains(err.Error(), "127.0.0.1:1") {
+		t.Errorf("%v", err)
+	}
+	s.Etcd.CA = filepath.Join(p.state, "ca.pem")
+	if _, err := p.store(s, "", "", true); err == nil || !strings.HasPrefix(err.Error(), "etcd: endpoints: http has no use for certificates; https would be right") {
+		t.Errorf("%v", err)
+	}
+	s.Etcd.Endpoints[0] = "https://127.0.0.1:1"
+	if _, err := p.store(s, "", "", true); err == nil || err.Error() != "etcd: ca: open "+s.Etcd.CA+": no such file or directory" {
+		t.Errorf("%v", err)
+	}
 }
