@@ -298,6 +298,11 @@ func central(t *rapid.T, sum *tally, dir func() string) {
 	if rapid.Bool().Draw(t, "confirm") {
 		confirm = time.Minute
 	}
+	way(t, sum, dir, a, b, confirm)
+}
+
+// way is the way from a to b, with all that can be in it. It returns the plan.
+func way(t *rapid.T, sum *tally, dir func() string, a, b string, confirm time.Duration) (p plan.Plan) {
 	fresh := func() *world {
 		w := newWorld(dir())
 		w.reach(t, a)
@@ -312,7 +317,7 @@ func central(t *rapid.T, sum *tally, dir func() string) {
 		t.Fatalf("%v", err)
 	}
 	if p.Empty() {
-		return
+		return p
 	}
 	ops, edits, calls := w.kernel.Ops(), w.frr.Seen(), w.cni.Calls()
 	w.reach(t, b)
@@ -428,6 +433,7 @@ func central(t *rapid.T, sum *tally, dir func() string) {
 			again = c.killedTwice(fresh(), k, at)
 		}
 	}
+	return p
 }
 
 // tap is a journal whose writes, numbered from 0, go through a function. The mark is zero for those that make and remove the

@@ -125,7 +125,7 @@ func Prepare(ctx context.Context, p Ports, cfg *config.Config, confirm time.Dura
 		Drain:      plan.Drained{Quiet: cfg.Transaction.DrainQuiet, Limit: cfg.Transaction.DrainLimit},
 		Router:     cfg.Node.Name,
 		Proposals:  proposals,
-		Links:      k.Links, Sessions: f.Sessions, RouterID: f.Instance.RouterID,
+		Links:      k.Links, Sessions: f.Sessions, RouterID: f.Instance.RouterID, Configured: f.Instance.Configured.IsValid(),
 		MapShared: slices.ContainsFunc(f.Networks, theirs),
 		Stale:     stale(k, a), Drifted: drifted,
 	})

@@ -450,7 +450,7 @@ func usedBy(addr netip.Addr, going []dataplane.Link, in Input) string {
 	if len(peers) > 0 {
 		return "is the local end of the BGP sessions with " + strings.Join(peers, ", ") + ": " + sessionsFall
 	}
-	if in.RouterID == addr {
+	if in.RouterID == addr && !in.Configured {
 		return "is FRR's router id: all BGP sessions restart when FRR chooses another one"
 	}
 	return ""

@@ -142,6 +142,8 @@ type Input struct {
 	// Sessions and RouterID are FRR's: who loses a session when an address goes.
 	Sessions []frr.Session
 	RouterID netip.Addr
+	// Configured: the router id is, so that FRR doesn't choose another one when its address goes.
+	Configured bool
 	// Stale are attachments that have a record and aren't whole, or whose link isn't vtepd's any more.
 	Stale []dataplane.Attachment
 	// Drifted are attachments that are there and whose CHECK fails: they are made anew.
