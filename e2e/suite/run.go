@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -345,8 +346,12 @@ func (s *suite) compile(dir string, jobs []guestJob) error {
 // guestJob is the tests of one package that run in a guest.
 type guestJob struct {
 	pkg     guestPkg
-	pattern string // for -test.run
+	pattern string // for -test.run, on the last release
+	rest    string // the same on the others; "" for nothing
 }
+
+// once are the stories that are long and have little to do with FRR's version: they run on the last release.
+var once = regexp.MustCompile(`^Test(Claims|Confirm|Drift|Faults|Flood|Soak)`)
 
 func (j guestJob) binary() string { return j.slug() + ".test" }
 
@@ -357,10 +362,13 @@ func (j guestJob) result(root vm.Root) result {
 	return result{pkg: short(j.pkg.ImportPath), where: "guest " + root.Release.Name, frr: root.FRR}
 }
 
-// on says whether a job runs on a release: what has nothing to do with FRR runs
-// once, on the last one.
-func (j guestJob) on(release string, all []string) bool {
-	return j.pkg.frr || release == all[len(all)-1]
+// on is the job as it runs on a release, and whether it does: what has little to do with FRR runs once, on the last one.
+func (j guestJob) on(release string, all []string) (guestJob, bool) {
+	if release == all[len(all)-1] {
+		return j, true
+	}
+	j.pattern = j.rest
+	return j, j.pkg.frr && j.pattern != ""
 }
 
 // guests runs the packages' guest tests whose names match, the releases side by side.
@@ -375,9 +383,14 @@ func (s *suite) guests(packages []guestPkg, run string) ([]result, error) {
 		if err != nil {
 			return nil, err
 		}
-		if pattern != "" {
-			jobs = append(jobs, guestJob{pkg: p, pattern: pattern})
+		if pattern == "" {
+			continue
 		}
+		rest, err := runPattern(slices.DeleteFunc(names, once.MatchString), run)
+		if err != nil {
+			return nil, err
+		}
+		jobs = append(jobs, guestJob{pkg: p, pattern: pattern, rest: rest})
 	}
 	if jobs == nil {
 		return nil, nil
@@ -399,7 +412,12 @@ func (s *suite) guests(packages []guestPkg, run string) ([]result, error) {
 	errs := make([]error, len(roots))
 	var wait sync.WaitGroup
 	for i, root := range roots {
-		mine := slices.DeleteFunc(slices.Clone(jobs), func(j guestJob) bool { return !j.on(root.Release.Name, s.releases) })
+		var mine []guestJob
+		for _, j := range jobs {
+			if j, ok := j.on(root.Release.Name, s.releases); ok {
+				mine = append(mine, j)
+			}
+		}
 		wait.Go(func() { results[i], errs[i] = s.guest(root, work, mine) })
 	}
 	wait.Wait()

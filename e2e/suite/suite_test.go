@@ -53,14 +53,16 @@ func TestGuestPackagesAreThoseThatGrow(t *testing.T) {
 
 func TestWhatHasNothingToDoWithFRRRunsOnce(t *testing.T) {
 	all := []string{"bookworm", "trixie"}
-	kernel, frr := guestJob{}, guestJob{pkg: guestPkg{frr: true}}
+	kernel, frr, long := guestJob{pattern: "all", rest: "all"}, guestJob{pkg: guestPkg{frr: true}, pattern: "all", rest: "some"},
+		guestJob{pkg: guestPkg{frr: true}, pattern: "all"}
 	for _, c := range []struct {
 		job     guestJob
 		release string
-		want    bool
-	}{{kernel, "bookworm", false}, {kernel, "trixie", true}, {frr, "bookworm", true}, {frr, "trixie", true}} {
-		if got := c.job.on(c.release, all); got != c.want {
-			t.Errorf("frr %v on %s: %v, would be %v", c.job.pkg.frr, c.release, got, c.want)
+		want    string
+	}{{kernel, "bookworm", ""}, {kernel, "trixie", "all"}, {frr, "bookworm", "some"}, {frr, "trixie", "all"}, {long, "bookworm", ""}, {long, "trixie", "all"}} {
+		got, ok := c.job.on(c.release, all)
+		if ok != (c.want != "") || ok && got.pattern != c.want {
+			t.Errorf("frr %v on %s: %q %v, would be %q", c.job.pkg.frr, c.release, got.pattern, ok, c.want)
 		}
 	}
 }
