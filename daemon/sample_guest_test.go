@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -20,6 +21,7 @@ import (
 	"vtepd/daemon/plan"
 	"vtepd/daemon/txn"
 	"vtepd/dataplane"
+	"vtepd/dataplane/cni"
 	"vtepd/dataplane/kernel"
 	"vtepd/frr"
 	"vtepd/frr/frrtest"
@@ -82,7 +84,11 @@ func (s *sample) facts() string {
 	if err != nil {
 		s.Fatalf("%v", err)
 	}
-	return b.String() + fmt.Sprintln(o.EVPN, o.Networks, o.RouteMap, o.VNIs, held)
+	attached, err := s.ports.CNI.Attachments(context.Background())
+	if err != nil {
+		s.Fatalf("%v", err)
+	}
+	return b.String() + fmt.Sprintln(o.EVPN, o.Networks, o.RouteMap, o.VNIs, o.Instance, held, attached)
 }
 
 // prepare plans the way to text; ok is false where it can't be reached from here.
@@ -100,7 +106,7 @@ func (s *sample) prepare(text string) (p plan.Plan, ok bool) {
 
 func (s *sample) run(p plan.Plan) error {
 	r := &txn.Runner{
-		Kernel: s.kernel, FRR: s.ports.FRR, Ledger: s.ports.Ledger, Journal: s.ports.Journal, Netns: []string{"host"},
+		Kernel: s.kernel, CNI: s.ports.CNI, FRR: s.ports.FRR, Ledger: s.ports.Ledger, Journal: s.ports.Journal, Netns: []string{"host"},
 	}
 	return r.Run(context.Background(), p)
 }
@@ -133,6 +139,14 @@ func TestSample(t *testing.T) {
 			t.Fatalf("%s: %v: %s", args, err, out)
 		}
 	}
+	if err := os.MkdirAll("/etc/cni", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, parent := range []string{"eth1", "eth2"} {
+		if err := os.WriteFile("/etc/cni/"+parent, []byte(conflistOn(parent)), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
 	real, err := kernel.Open(kernel.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -160,7 +174,7 @@ func TestSample(t *testing.T) {
 			}
 			return out
 		})
-		s.ports = Ports{Kernel: s.kernel, FRR: f, Ledger: ledgerOn(memstore.New().Open()), Journal: journal.In(memoryDir(t))}
+		s.ports = Ports{Kernel: s.kernel, CNI: cni.New(cni.Options{Dir: memoryDir(t)}), FRR: f, Ledger: ledgerOn(memstore.New().Open()), Journal: journal.In(memoryDir(t))}
 		quick := strings.NewReplacer("timeout: 3s", "timeout: 60s, drain: {quiet: 20ms, limit: 1s}")
 		a, b := quick.Replace(drawConfig(rt, "a")), quick.Replace(drawConfig(rt, "b"))
 		const nothing = "version: 1\nnode: {name: r1}\n"

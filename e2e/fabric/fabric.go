@@ -46,6 +46,7 @@ func (s *Side) Start(ctx context.Context) (err error) {
 type Config struct {
 	Node      string
 	Parent    string // of endpoint vtep0; "" is a loopback
+	Placement string // of endpoint vtep0, in the file's own form, in place of Parent
 	Address   string // of endpoint vtep0, in the file's own form
 	VNIs      []int
 	Endpoints string // more endpoints, in the file's own form, indented by two
@@ -72,6 +73,7 @@ func (c Config) YAML() string {
 	if c.Parent != "" {
 		placement = "ipvlan: {parent: " + c.Parent + "}"
 	}
+	placement = cmp.Or(c.Placement, placement)
 	fmt.Fprintf(&b, "version: 1\nnode: {name: %s}\npools:\n  vteps: {addresses: [10.0.0.0/24], exclude: [10.0.0.0-10.0.0.9, 10.0.0.100, 10.0.0.255]}\n", c.Node)
 	fmt.Fprintf(&b, "endpoints:\n  vtep0:\n    %s\n    address: %s\n%s", placement, c.Address, c.Endpoints)
 	if len(c.VNIs) > 0 || c.MoreVNIs != "" {
