@@ -51,13 +51,17 @@ func snapshots() map[string]status.Snapshot {
 			{Name: "lo1", Link: "lo1-wam7k", Address: netip.MustParseAddr("2001:db8::1")},
 			{Name: "vtep0", Link: "vtep0-mltw7", Address: vtep, Parent: "eth1", Announced: true},
 		},
+		Loopbacks: []status.Loopback{
+			{Name: "lo0", Role: "router-id", Addresses: []netip.Addr{netip.MustParseAddr("10.254.0.1"), netip.MustParseAddr("2001:db8::1")}, Ready: true, Reason: "Ready"},
+			{Name: "lo2", Role: "anycast-vtep", Reason: "PoolExhausted", Message: "all 2 values of pool any are taken"},
+		},
 		VNIs: []status.VNI{
 			{VNI: 100, Device: "vxlan100", VTEP: vtep, Bridge: "br100"},
 			{VNI: 20000, Device: "vxlan20000", VTEP: vtep, Bridge: "br-evpn", VLAN: 12},
 		},
 	}
 	failed := live
-	failed.Condition, failed.Endpoints, failed.VNIs = status.Failed, nil, nil
+	failed.Condition, failed.Endpoints, failed.Loopbacks, failed.VNIs = status.Failed, nil, nil, nil
 	failed.Messages = []string{"swap: step 6: set vxlan100: device or resource busy; everything is as it was"}
 	failed.Failure = &status.Failure{Phase: plan.Swap, Step: 6, Object: "vxlan100", Message: "set vxlan100: device or resource busy"}
 	failed.Transaction = &status.Transaction{
