@@ -23,6 +23,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -50,6 +51,7 @@ type Store struct {
 	writing chan struct{} // holds one token: writes go one at a time
 	writer  writer        // under writing
 	listing chan struct{} // the same for reading everything
+	late    atomic.Int32  // how often in a row another was faster
 
 	mu       sync.Mutex
 	closed   bool
@@ -331,10 +333,12 @@ func (s *Store) put(ctx context.Context, op string, a alloc.Allocation, guard fu
 	case err != nil:
 		return alloc.Allocation{}, s.leave(ctx, op+" "+a.Name, err)
 	case rev == 0 && op == "create":
+		wait(ctx, patience(int(s.late.Add(1))))
 		return alloc.Allocation{}, fmt.Errorf("%s %s: %w", op, a.Name, alloc.ErrExists)
 	case rev == 0:
 		return alloc.Allocation{}, stale(op, a.Name, there)
 	}
+	s.late.Store(0)
 	e := parse(a.Name, &mvccpb.KeyValue{Value: data, ModRevision: rev})
 	s.note(a.Name, e)
 	return e.a, nil

@@ -2,9 +2,10 @@ package etcdstore
 
 import (
 	"context"
-	"crypto/rand"
+	crand "crypto/rand"
 	"encoding/json"
 	"errors"
+	"math/rand/v2"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -20,6 +21,12 @@ type writer struct {
 	rev   int64 // the mark's revision; 0: there is none
 	lease clientv3.LeaseID
 	open  bool // a write went out, and its answer hasn't come
+}
+
+// patience is how long one waits before going on who has come late for a value that often in a row: at random, so that of eight who race
+// for the next one not all are in vain again.
+func patience(late int) time.Duration {
+	return time.Duration(rand.Int64N(int64(time.Millisecond) << min(late, 5)))
 }
 
 // The mark's values: what the transaction was that left it.
@@ -149,8 +156,8 @@ func (s *Store) mark(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		fresh := writer{key: s.keys.writers + rand.Text(), lease: lease.ID}
-		value, err := json.Marshal(head{headVersion, rand.Text()})
+		fresh := writer{key: s.keys.writers + crand.Text(), lease: lease.ID}
+		value, err := json.Marshal(head{headVersion, crand.Text()})
 		if err != nil {
 			return err
 		}

@@ -40,6 +40,7 @@ func Run(t *testing.T, ledger NewLedger) {
 	t.Run("Failures", func(t *testing.T) { failures(t, ledger) })
 	t.Run("Races", func(t *testing.T) { races(t, ledger) })
 	t.Run("Histories", func(t *testing.T) { histories(t, ledger) })
+	t.Run("Concurrent", func(t *testing.T) { concurrent(t, ledger) })
 }
 
 func mustOpen(t TB, open func() (alloc.Store, error)) alloc.Store {
