@@ -135,6 +135,13 @@ func plugin(path string) int {
 		fmt.Print(`{"cniVersion":"1.0.0","supportedVersions":["0.3.1","0.4.0","1.0.0"]}`)
 		return 0
 	}
+	if name == "tuning" {
+		if told, err := os.ReadFile(filepath.Join(bin, "tuning-"+verb)); err == nil {
+			return refuse(string(told))
+		}
+		_, _ = io.Copy(os.Stdout, passThrough(os.Stdin))
+		return 0
+	}
 	if name != "ipvlan" {
 		return refuse("IPAM is run by ipvlan alone")
 	}
@@ -202,8 +209,34 @@ func plugin(path string) int {
 		if text, err := os.ReadFile(link); conf.PrevResult == nil || err != nil || string(text) != addr {
 			return refuse("it isn't as it was made")
 		}
+		if !strings.Contains(addr, ":") {
+			return refuse("Failed to find Gateway <nil> for interface " + filepath.Base(link))
+		}
 	}
 	return 0
+}
+
+// passThrough is the result that a plugin of the chain was given.
+func passThrough(stdin io.Reader) io.Reader {
+	var conf struct{ PrevResult json.RawMessage }
+	_ = json.NewDecoder(stdin).Decode(&conf)
+	return bytes.NewReader(conf.PrevResult)
+}
+
+// TestChain: what ipvlan's CHECK always has against an IPv4 host address isn't in the way of the plugins behind it.
+func TestChain(t *testing.T) {
+	l := newLab(t)
+	must(t, os.Link(filepath.Join(l.Path(), "ipvlan"), filepath.Join(l.Path(), "tuning")))
+	p, a := l.open(), l.attachment()
+	a.Conflist = strings.Replace(a.Conflist, `"type":"ipvlan"}`, `"type":"ipvlan"},{"type":"tuning"}`, 1)
+	must(t, p.Attach(t.Context(), a))
+	must(t, p.Check(t.Context(), a))
+	must(t, os.WriteFile(filepath.Join(l.Path(), "tuning-CHECK"), []byte("somaxconn is 1"), 0o644))
+	if err := p.Check(t.Context(), a); err == nil || err.Error() != "CNI CHECK of net1-aaaaa: somaxconn is 1" {
+		t.Errorf("%v", err)
+	}
+	must(t, p.Detach(t.Context(), a))
+	l.clean(t, p, a)
 }
 
 func openSuite(t testing.TB) (dataplane.CNI, kerneltest.CNIEnv) {
