@@ -345,6 +345,9 @@ func way(t *rapid.T, sum *tally, dir func() string, a, b string, confirm time.Du
 	}
 	for k, s := range p.Steps {
 		c.refusedStep(fresh(), k, s)
+		if s.Phase != plan.Drain && s.Phase != plan.Retire {
+			c.robbed(fresh(), k, s)
+		}
 		if s.Undo != nil {
 			noForward := func(_ int, m journal.Mark, write func() error) error {
 				if m.Forward {
@@ -584,6 +587,40 @@ func (c *cases) refusedStep(w *world, k int, s plan.Step) {
 	} else {
 		c.ended(w, what, c.inB)
 	}
+}
+
+// robbed: at step k bgpd restarts with the operator's lines alone, the endpoints go with their parents for a moment, and then
+// a step of the transaction is refused.
+func (c *cases) robbed(w *world, k int, s plan.Step) {
+	c.Helper()
+	what := fmt.Sprintf("robbed at step %d (%s)", k+1, s.Phase)
+	p, x := c.begin(w, what, nil)
+	x.Report = func(e txn.Event) {
+		if e.Step != k || e.Undo || e.Phase != s.Phase {
+			return
+		}
+		if e.Done {
+			w.refuse(nil, nil)
+			return
+		}
+		w.frr.SetNetworks(frr.Network{Prefix: netip.MustParsePrefix("192.0.2.0/24")})
+		w.frr.SetRouteMap(frr.RouteMap{})
+		for _, l := range p.Old.Endpoints() {
+			w.kernel.Remove(l.Name)
+		}
+		w.refuse(errInjected, frr.ErrGarbage)
+	}
+	err := x.Run(context.Background(), p)
+	if err != nil && degraded(err) {
+		c.recovered(w, what, nil)
+	}
+	if err != nil {
+		c.ended(w, what, c.inA)
+		return
+	}
+	// The step had nothing to refuse, and the transaction got through: what was taken meanwhile is the next one's to put back.
+	w.reach(c, c.b)
+	c.ended(w, what, c.inB)
 }
 
 // refuse makes the next change fail with err, and every answer of FRR's with answer; nil: none does.

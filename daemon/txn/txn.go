@@ -277,7 +277,10 @@ func (r *Runner) undo(ctx context.Context, p plan.Plan, k int) error {
 			continue
 		}
 		r.report(Event{Phase: s.Phase, Step: k, Undo: true})
-		err := r.do(ctx, *s.Undo)
+		inverse, err := r.possible(ctx, *s.Undo)
+		if err == nil {
+			err = r.do(ctx, inverse)
+		}
 		r.report(Event{Phase: s.Phase, Step: k, Undo: true, Done: true, Err: err})
 		if err != nil {
 			return fmt.Errorf("undo of %s: step %d: %w", s.Phase, k+1, err)
@@ -287,7 +290,7 @@ func (r *Runner) undo(ctx context.Context, p plan.Plan, k int) error {
 		return fmt.Errorf("shadow namespace: %w", err)
 	}
 	if !r.Lost {
-		if err := r.await(ctx, plan.Await{State: &p.Old, Own: p.New.Routes, OwnID: p.New.RouterID}); err != nil {
+		if err := r.back(ctx, p); err != nil {
 			return fmt.Errorf("the old state is not back: %w", err)
 		}
 	}
@@ -313,7 +316,11 @@ func (r *Runner) finish(ctx context.Context, p plan.Plan, k int) error {
 			if s.Do.Drain != nil {
 				return r.drain(ctx, stop, *s.Do.Drain)
 			}
-			return r.do(ctx, s.Do)
+			do, err := r.possible(ctx, s.Do)
+			if err != nil {
+				return err
+			}
+			return r.do(ctx, do)
 		})
 		if err != nil {
 			return err
@@ -414,6 +421,12 @@ func (r *Runner) bounded(ctx context.Context, call func(context.Context) error) 
 
 // await looks again and again, the slower the longer a look takes, until the conditions of w hold; the error after the timeout says what didn't.
 func (r *Runner) await(ctx context.Context, w plan.Await) error {
+	return r.awaitMending(ctx, w, nil)
+}
+
+// awaitMending is await with something, which may be nil, that is done whenever the conditions don't hold; what is wrong with
+// it is what didn't hold.
+func (r *Runner) awaitMending(ctx context.Context, w plan.Await, mend func(context.Context) error) error {
 	timeout := cmp.Or(r.Timeout, defaultTimeout)
 	limit, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -428,6 +441,11 @@ func (r *Runner) await(ctx context.Context, w plan.Await) error {
 			return nil
 		case err == nil:
 			why = unmetError(unmet)
+			if mend != nil {
+				if err := mend(limit); err != nil && limit.Err() == nil {
+					why = err
+				}
+			}
 		case limit.Err() != nil && why != nil: // cut short: what was seen before says more
 		case limit.Err() == nil && !errors.Is(err, frr.ErrUnreachable):
 			return err

@@ -803,31 +803,56 @@ func TestDegraded(t *testing.T) {
 	})
 }
 
-// TestOldStateNotBack: every inverse was done, and still the old state isn't there: that is degraded, and says what.
+// TestOldStateNotBack: every inverse was done, and still the old state isn't there, since somebody took from it: that is put
+// back; where it can't be, that is degraded, and says what is in the way.
 func TestOldStateNotBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newRouter()
-		r.frr.SetSent(func(netip.Prefix, string) bool { return false })
-		removed := false
-		r.bent.bend = func(*frr.Observation) { // while it waits, somebody deletes a VXLAN
-			if !removed {
-				removed = true
+	const notSent = "announce: step 5: not so after 3s: host route 10.255.0.12/32 is not sent to peer 10.1.0.2; "
+	for _, c := range []struct {
+		name string
+		take func(*router)
+		give func(*router)
+		want string
+	}{
+		{"a link was taken", func(r *router) { r.kernel.Remove("vxlan102") }, nil, notSent + "everything is as it was"},
+		{"all of FRR's lines, and an endpoint", func(r *router) {
+			r.frr.SetNetworks()
+			r.frr.SetRouteMap(frr.RouteMap{})
+			r.kernel.Remove(r.from.Endpoints()[0].Name)
+		}, nil, "announce: step 5: not so after 3s: host route 10.255.0.12/32 is not in BGP; everything is as it was"},
+		{
+			"its VNI was taken too", func(r *router) {
 				r.kernel.Remove("vxlan102")
-			}
-		}
-		err := r.Run(t.Context(), r.p)
-		const want = "announce: step 5: not so after 3s: host route 10.255.0.12/32 is not sent to peer 10.1.0.2; going back failed: " +
-			"the old state is not back: not so after 3s: link vxlan102 (vxlan of vni/102) is missing; zebra doesn't know VNI 102"
-		if err == nil || err.Error() != want {
-			t.Fatalf("got\n%v\nwant\n%s", err, want)
-		}
-		l, _ := dataplane.Find(r.from.Links, "vxlan102")
-		r.kernel.Add(l)
-		if err := r.Recover(t.Context(), *r.journal.rec); err != nil {
-			t.Fatal(err)
-		}
-		r.is(t, r.from)
-	})
+				r.kernel.Add(dataplane.Link{Name: "foe0", Kind: dataplane.VXLAN, VNI: 102, Port: 4789, MTU: 1450})
+			}, func(r *router) { r.kernel.Remove("foe0") },
+			notSent + "going back failed: the old state is not back: not so after 3s: create vxlan102: " +
+				"file exists (A VXLAN device with the specified VNI already exists)",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRouter()
+				r.frr.SetSent(func(netip.Prefix, string) bool { return false })
+				taken := false
+				r.bent.bend = func(*frr.Observation) { // while it waits
+					if !taken {
+						taken = true
+						c.take(r)
+					}
+				}
+				err := r.Run(t.Context(), r.p)
+				if err == nil || err.Error() != c.want {
+					t.Fatalf("got\n%v\nwant\n%s", err, c.want)
+				}
+				if c.give != nil {
+					c.give(r)
+					if err := r.Recover(t.Context(), *r.journal.rec); err != nil {
+						t.Fatal(err)
+					}
+				}
+				r.is(t, r.from)
+			})
+		})
+	}
 }
 
 // TestFRRGone: FRR that goes away under an edit can't take the others back; when it is there again, recovery does.

@@ -1,0 +1,84 @@
+package txn
+
+import (
+	"context"
+	"slices"
+
+	"vtepd/daemon/plan"
+	"vtepd/daemon/state"
+	"vtepd/dataplane"
+	"vtepd/frr"
+)
+
+// back proves that the old state is there, once every inverse is done. What it lacks then, others took from it meanwhile: a
+// bgpd that restarted has only the lines of the operator's file, an endpoint goes with its parent. That is put back here,
+// or the way back would never come to its end.
+func (r *Runner) back(ctx context.Context, p plan.Plan) error {
+	w := plan.Await{State: &p.Old, Own: p.New.Routes, OwnID: p.New.RouterID}
+	return r.awaitMending(ctx, w, func(ctx context.Context) error { return r.mend(ctx, p) })
+}
+
+// mend does the first half of the plan from what is there to the old state: what adds and changes. What is too much is left
+// for the proof to name. It writes no journal: the record of p stays until the proof holds, and a recovery comes here again.
+func (r *Runner) mend(ctx context.Context, p plan.Plan) error {
+	f, err := r.FRR.Observe(ctx, frr.Query{Config: true, Sessions: true})
+	if err != nil || f.Instance.ASN == 0 { // it is being started
+		return err
+	}
+	k, err := r.Kernel.Observe(ctx, r.Netns)
+	if err != nil {
+		return err
+	}
+	if r.CNI != nil {
+		if k.Attached, err = r.CNI.Attachments(ctx); err != nil {
+			return err
+		}
+	}
+	held, err := r.Ledger.Held(ctx, r.router)
+	if err != nil {
+		return err
+	}
+	got := state.Observed(k, f, p.Old, held)
+	if len(state.Diff(got, p.Old)) == 0 {
+		return nil
+	}
+	q := plan.Compute(got, p.Old, plan.Input{
+		Generation: max(p.Generation, plan.NewestGeneration(k.Links)) + 1, Router: p.Router, ASN: f.Instance.ASN,
+		Links: k.Links, Sessions: f.Sessions, RouterID: f.Instance.RouterID, Configured: f.Instance.Configured.IsValid(),
+		MapShared: true, // the map stays
+	})
+	for _, s := range q.Steps {
+		if slices.Index(plan.Phases, s.Phase) >= slices.Index(plan.Phases, plan.Verify) {
+			break
+		}
+		do := s.Do
+		do.Await, do.Drain = nil, nil
+		if err := r.do(ctx, do); err != nil {
+			return err
+		}
+	}
+	return r.Kernel.Unstage()
+}
+
+// possible is an action less what it would set of links that somebody else has deleted meanwhile. On the way back mend makes
+// those anew; past the point of no return the next transaction does, when this one isn't stuck at them for ever.
+func (r *Runner) possible(ctx context.Context, a plan.Action) (plan.Action, error) {
+	sets := func(o dataplane.Op) bool { return o.Verb == dataplane.Set }
+	if !slices.ContainsFunc(a.Kernel, sets) {
+		return a, nil
+	}
+	k, err := r.Kernel.Observe(ctx, r.Netns)
+	if err != nil {
+		return a, err
+	}
+	var ops []dataplane.Op
+	made := map[string]bool{}
+	for _, o := range a.Kernel {
+		_, there := dataplane.Find(k.Links, o.Link.Name)
+		if made[o.Link.Name] = made[o.Link.Name] || o.Verb == dataplane.Create; !sets(o) || there || made[o.Link.Name] {
+			ops = append(ops, o)
+		}
+	}
+	a.Kernel = ops
+	return a, nil
+}
