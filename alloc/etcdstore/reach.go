@@ -106,6 +106,10 @@ func (s *Store) once(ctx context.Context, f func(context.Context, *clientv3.Clie
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	probe := time.AfterFunc(probeAfter, func() {
+		// Twice: a connection that is cut once is no etcd that is away.
+		if s.probe(ctx) == nil || !wait(ctx, pause) {
+			return
+		}
 		if err := s.probe(ctx); err != nil && ctx.Err() == nil {
 			stop(err)
 		}
