@@ -374,6 +374,10 @@ func (d *Daemon) carryOut(ctx context.Context, p plan.Plan, w wanted) time.Durat
 	if errors.Is(err, alloc.ErrConflict) { // another router was faster: the next value is there at once
 		return d.waiting(append(w.why, err.Error())...)
 	}
+	if w.repair && errors.Is(err, txn.ErrTampered) { // the damper says when it is tried again
+		d.settle(status.Degraded, append(w.why, "a repair doesn't last: "+err.Error())...)
+		return tiredLook
+	}
 	d.failed, d.failedUntil = key, time.Now().Add(retryFailed)
 	d.say(slog.LevelError, "rolled back", err.Error())
 	d.Board.Update(func(s *status.Snapshot) {

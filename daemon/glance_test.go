@@ -1,8 +1,11 @@
 package daemon
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +13,7 @@ import (
 
 	"vtepd/daemon/status"
 	"vtepd/dataplane"
+	"vtepd/dataplane/fake"
 	"vtepd/frr"
 )
 
@@ -238,5 +242,45 @@ func TestTired(t *testing.T) {
 		if s, _ := r.board.Get(); n > int(s.Repairs.Count) {
 			t.Errorf("said %d times, with %d repairs", n, s.Repairs.Count)
 		}
+	})
+}
+
+// TestFastFoe: a writer that undoes each repair before it is proven is no reason to wait for the proof, and is a fight too.
+func TestFastFoe(t *testing.T) {
+	in(t, func(t *testing.T, r *running) {
+		r.write(firstVNI)
+		r.start()
+		facts := r.facts(t)
+		l, _ := dataplane.Find(r.kernel.Links(), "vxlan100")
+		l.Local = remoteVTEP
+		tried := 0
+		r.kernel.OnOp(func(_ int, when fake.When, op dataplane.Op) {
+			if when == fake.After && op.Verb == dataplane.Set && op.Link.Name == "vxlan100" && op.Link.Local == at1 {
+				tried++
+				r.kernel.Add(l)
+			}
+		})
+		r.kernel.Add(l)
+		r.hint()
+		r.after(10 * time.Second)
+		s, _ := r.board.Get()
+		if s.Condition != status.Degraded && s.Condition != status.Running || s.Repairs.Count > 0 {
+			t.Errorf("%s, %d repairs: %q", s.Condition, s.Repairs.Count, s.Messages)
+		}
+		r.after(30 * time.Minute)
+		if tried < 10 || tried > 50 {
+			t.Errorf("tried %d times in half an hour", tried)
+		}
+		s, _ = r.board.Get()
+		if s.Condition != status.Degraded || !strings.HasPrefix(s.Messages[0], "somebody else keeps changing what is vtepd's: repaired ") {
+			t.Errorf("%s: %q", s.Condition, s.Messages)
+		}
+		if _, err := os.Stat(filepath.Join(r.state, "journal")); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("a journal is left: %v", err)
+		}
+		r.kernel.OnOp(nil)
+		r.after(repairMost + time.Second)
+		r.is(status.Idle)
+		r.same(facts)
 	})
 }

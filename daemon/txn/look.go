@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"vtepd/daemon/plan"
@@ -23,6 +24,7 @@ func equal(a, b []uint64) bool { return b != nil && slices.Equal(a, b) }
 
 // look says what of w doesn't hold now. One observation of FRR serves all of it.
 func (r *Runner) look(ctx context.Context, w plan.Await) ([]string, error) {
+	r.tampered = false
 	q := frr.Query{
 		Config:   w.State != nil,
 		Sessions: len(w.Announced) > 0 || w.State != nil || len(w.VTEPs) > 0,
@@ -120,7 +122,12 @@ func (r *Runner) notState(ctx context.Context, w plan.Await, f frr.Observation) 
 	if w.Retiring != nil {
 		got = without(got, *w.Retiring)
 	}
-	out := state.Diff(got, *w.State)
+	diff := state.Differences(got, *w.State)
+	r.tampered = slices.ContainsFunc(diff, func(d state.Difference) bool { return strings.HasPrefix(d.Object, "link ") })
+	var out []string
+	for _, d := range diff {
+		out = append(out, d.String())
+	}
 	for _, l := range w.State.VXLANs() {
 		if l.Up {
 			out = append(out, notInFRR(l, f)...)

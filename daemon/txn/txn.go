@@ -70,6 +70,7 @@ type Runner struct {
 	Decide <-chan bool
 
 	router   string
+	tampered bool // the last look saw links that weren't as they had been made
 	looks    uint64
 	answered map[plan.Move][]remote
 }
@@ -78,6 +79,8 @@ const (
 	defaultTimeout = 60 * time.Second
 	// undoTimeout bounds a whole rollback, under a context that cancellation doesn't reach.
 	undoTimeout = 3 * time.Minute
+	// tamperedMost is how long links may differ from what was made before the transaction gives up.
+	tamperedMost = 2 * time.Second
 	// poll is how often a condition is looked at that FRR gives no event for.
 	poll = 100 * time.Millisecond
 	// lastDrain bounds the drain of a daemon that was told to stop.
@@ -209,6 +212,9 @@ var (
 
 	errGone = fmt.Errorf("%w: the network namespace was replaced before", ErrUnconfirmed)
 )
+
+// ErrTampered is what the error of a transaction wraps whose links didn't stay as it had made them.
+var ErrTampered = errors.New("somebody else changed it meanwhile")
 
 // confirm waits for a word until the deadline.
 func (r *Runner) confirm(ctx context.Context, deadline time.Time) error {
@@ -431,6 +437,7 @@ func (r *Runner) awaitMending(ctx context.Context, w plan.Await, mend func(conte
 	limit, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	var why error
+	var tampered time.Time // since when
 	for {
 		began := time.Now()
 		r.beat()
@@ -441,10 +448,19 @@ func (r *Runner) awaitMending(ctx context.Context, w plan.Await, mend func(conte
 			return nil
 		case err == nil:
 			why = unmetError(unmet)
-			if mend != nil {
+			// The kernel has no delay: what it doesn't show right after it took it was changed by somebody else, and no
+			// wait brings it back.
+			switch {
+			case mend != nil:
 				if err := mend(limit); err != nil && limit.Err() == nil {
 					why = err
 				}
+			case !r.tampered:
+				tampered = time.Time{}
+			case tampered.IsZero():
+				tampered = began
+			case time.Since(tampered) > tamperedMost:
+				return fmt.Errorf("%w: %w", ErrTampered, why)
 			}
 		case limit.Err() != nil && why != nil: // cut short: what was seen before says more
 		case limit.Err() == nil && !errors.Is(err, frr.ErrUnreachable):
