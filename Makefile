@@ -1,7 +1,7 @@
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 static = CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o $@ ./$<
 
-.PHONY: build image test e2e faults demo bench fuzz lint clean
+.PHONY: build image test e2e faults soak demo bench fuzz lint clean
 
 # The daemon, and the lab's two programs. FRR=bookworm|trixie|sid and RUN=REGEX choose for e2e.
 build: bin/vtepd bin/vmrun bin/suite
@@ -33,6 +33,12 @@ e2e: build
 faults: build
 	@bin/vmrun setup
 	@bin/suite faults -seed '$(SEED)' -frr '$(FRR)'
+
+# Ten minutes of files, good and bad, and of kills, at random moments. SEED=N repeats a run, FILES=N makes it shorter.
+soak: build
+	@bin/vmrun setup
+	@VTEPD_SOAK_FILES='$(or $(FILES),200)' VTEPD_SOAK_SEED='$(SEED)' CGO_ENABLED=0 go test -tags guest -count=1 -timeout 30m -v \
+		-exec '$(CURDIR)/bin/vmrun exec -frr $(or $(FRR),trixie)' -run '^TestSoak$$' ./e2e
 
 demo: build bin/demo
 	@bin/vmrun setup

@@ -728,6 +728,7 @@ func TestDrift(t *testing.T) {
 		"local":         {change("vxlan100", func(l *dataplane.Link) { l.Local = remoteVTEP }), "link vxlan100 (vxlan of vni/100): local 10.255.9.9, wanted 10.255.0.1"},
 		"address taken": {func(r *running) { change(endpoint(r), func(l *dataplane.Link) { l.Addrs = nil })(r) }, "link NAME (ipvlan of endpoint/vtep0): addresses none, wanted 10.255.0.1/32"},
 		"network line":  {func(r *running) { r.frr.SetNetworks(frr.Network{Prefix: operatorsPrefix}) }, "host route 10.255.0.1/32 is missing"},
+		"route map":     {func(r *running) { r.frr.SetRouteMap(frr.RouteMap{}) }, "host route 10.255.0.1/32 is missing"},
 		"all lines, reloaded": {func(r *running) {
 			r.frr.SetNetworks(frr.Network{Prefix: operatorsPrefix})
 			r.frr.SetRouteMap(frr.RouteMap{})

@@ -100,7 +100,7 @@ func Prepare(ctx context.Context, p Ports, cfg *config.Config, confirm time.Dura
 	los.keep(&b, a, last.State, cfg)
 	los.routerID(&b, a, f, cfg)
 	var notes []string
-	b.Routes, notes = notTheirs(b.Routes, a.Routes, f.Networks)
+	b.Routes, notes = notTheirs(b.Routes, a.Routes, last.State.Routes, f.Networks)
 
 	look := plan.Look{Kernel: k, FRR: f, Shared: shared(proposals)}
 	if err := unable(ctx, p, a, b, &look); err != nil {
@@ -149,10 +149,12 @@ func Prepare(ctx context.Context, p Ports, cfg *config.Config, confirm time.Dura
 }
 
 // notTheirs is the wanted host routes less those for which the operator has a line already, with a note on each.
-func notTheirs(want, ours []netip.Prefix, lines []frr.Network) ([]netip.Prefix, []string) {
+func notTheirs(want, ours, owned []netip.Prefix, lines []frr.Network) ([]netip.Prefix, []string) {
 	var notes []string
 	want = slices.DeleteFunc(slices.Clone(want), func(p netip.Prefix) bool {
-		theirs := slices.ContainsFunc(lines, func(n frr.Network) bool { return n.Prefix == p }) && !slices.Contains(ours, p)
+		theirs := !slices.Contains(ours, p) && slices.ContainsFunc(lines, func(n frr.Network) bool {
+			return n.Prefix == p && (n.RouteMap != frr.Mark || !slices.Contains(owned, p)) // ours may lack its map
+		})
 		if theirs {
 			notes = append(notes, fmt.Sprintf("FRR has a `network %s` line that vtepd didn't write: it is left as it is, and announces the endpoint", p))
 		}

@@ -236,7 +236,8 @@ func matches(patterns []string, name string) bool {
 func ownFamily(room, own string) bool {
 	first := func(s string) string { s, _, _ = strings.Cut(s, "/"); return s }
 	values := []string{"alloc", "dataplane", "frr"}
-	return first(room) == first(own) || room == "daemon" && slices.Contains([]string{"alloc/dirstore", "alloc/etcdstore", "dataplane/cni", "dataplane/kernel"}, own) || // the real ones
+	adapters := []string{"alloc/dirstore", "alloc/etcdstore", "dataplane/cni", "dataplane/kernel", "dataplane/monitor", "dataplane/netns"}
+	return first(room) == first(own) || room == "daemon" && slices.Contains(adapters, own) || // the real ones
 		first(room) == "daemon" && (matches(testOnly, own) || slices.Contains(values, own))
 }
 

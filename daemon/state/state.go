@@ -95,7 +95,8 @@ func Observed(k dataplane.Observation, f frr.Observation, owned State, claims []
 		s.RouterID = owned.RouterID
 	}
 	for _, n := range f.Networks {
-		if n.RouteMap == frr.Mark && slices.Contains(owned.Routes, n.Prefix) {
+		// bgpd takes a route map that is missing for one that denies: the line alone announces nothing.
+		if n.RouteMap == frr.Mark && f.RouteMap.Present && slices.Contains(owned.Routes, n.Prefix) {
 			s.Routes = append(s.Routes, n.Prefix)
 		}
 	}

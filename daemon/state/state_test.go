@@ -126,7 +126,7 @@ func TestObserved(t *testing.T) {
 		{Name: "vxlan100", Kind: dataplane.VXLAN, Owner: "vni/100", Group: 7},
 		{Name: "vxlan200", Kind: dataplane.VXLAN, VNI: 200},
 	}}
-	f := frr.Observation{EVPN: true, Networks: []frr.Network{
+	f := frr.Observation{EVPN: true, RouteMap: frr.RouteMap{Present: true}, Networks: []frr.Network{
 		{Prefix: prefix("10.0.0.1/32"), RouteMap: frr.Mark},
 		{Prefix: prefix("10.0.0.2/32")},
 		{Prefix: prefix("10.0.0.3/32"), RouteMap: frr.Mark},
@@ -141,7 +141,12 @@ func TestObserved(t *testing.T) {
 	if diff := cmp.Diff(want, state.Observed(k, f, owned, claims), values); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
-	want.EVPN, want.Routes = false, nil
+	f.RouteMap = frr.RouteMap{}
+	want.Routes = nil
+	if diff := cmp.Diff(want, state.Observed(k, f, owned, claims), values); diff != "" {
+		t.Errorf("without the map: -want +got:\n%s", diff)
+	}
+	want.EVPN = false
 	if diff := cmp.Diff(want, state.Observed(k, f, state.State{}, claims), values); diff != "" {
 		t.Errorf("with no record: -want +got:\n%s", diff)
 	}
