@@ -380,6 +380,9 @@ func (l *StoreLedger) propose(ctx context.Context, cfg *config.Config) ([]alloc.
 		return nil, err
 	}
 	claims, statics := Claimed(cfg)
+	if err := l.keepLive(ctx, c, claims, cfg.Node.Name); err != nil {
+		return nil, err
+	}
 	thefts, err := c.Check(ctx, cfg.Node.Name, claims, statics)
 	if err != nil {
 		return nil, err
@@ -396,6 +399,31 @@ func (l *StoreLedger) propose(ctx context.Context, cfg *config.Config) ([]alloc.
 		return nil, problems
 	}
 	return c.Plan(ctx, claims)
+}
+
+// keepLive lets claims that the ledger has forgotten, as when it was lost or an operator released them, ask for the value that is live
+// and no other: nobody is renumbered because of it.
+func (l *StoreLedger) keepLive(ctx context.Context, c *alloc.Claimer, claims []alloc.Claim, router string) error {
+	last, err := l.o.Journal.Committed()
+	if err != nil || len(last.State.Claims) == 0 {
+		return err
+	}
+	held, err := c.Held(ctx, router)
+	if err != nil {
+		return err
+	}
+	holds := claimsIn(held, router)
+	for i, cl := range claims {
+		if cl.Prefer != "" || slices.ContainsFunc(holds, func(h state.Claim) bool { return h.Name == cl.Name }) {
+			continue
+		}
+		for _, live := range last.State.Claims {
+			if live.Name == cl.Name && live.Pool == cl.Pool {
+				claims[i].Prefer = live.Value
+			}
+		}
+	}
+	return nil
 }
 
 // kept answers claims from what is known of a store that can't be reached: only if they are exactly what the router held, so that

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -40,8 +41,8 @@ func ledgerOn(store alloc.Store) *StoreLedger {
 	})
 }
 
-// etcd runs one of one member until the test ends, and returns its URL; cut makes it unreachable.
-func etcd(t *testing.T) (endpoint string, cut func()) {
+// etcd runs one of one member until the test ends, and returns its URL; cut makes it unreachable, and reachable again.
+func etcd(t *testing.T) (endpoint string, cut func(off bool)) {
 	t.Helper()
 	cfg := embed.NewConfig()
 	cfg.Dir = memoryDir(t)
@@ -75,8 +76,8 @@ func etcd(t *testing.T) (endpoint string, cut func()) {
 	return relay(t, urls[0].Host)
 }
 
-// relay passes connections on to a member, until it is cut.
-func relay(t *testing.T, to string) (endpoint string, cut func()) {
+// relay passes connections on to a member, unless it is cut off.
+func relay(t *testing.T, to string) (endpoint string, cut func(off bool)) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -84,11 +85,11 @@ func relay(t *testing.T, to string) (endpoint string, cut func()) {
 	}
 	var mu sync.Mutex
 	var open []net.Conn
-	ended := false
+	isOff := false
 	keep := func(c net.Conn) {
 		mu.Lock()
 		defer mu.Unlock()
-		if open = append(open, c); ended {
+		if open = append(open, c); isOff {
 			c.Close()
 		}
 	}
@@ -113,16 +114,20 @@ func relay(t *testing.T, to string) (endpoint string, cut func()) {
 			}
 		}
 	}()
-	cut = sync.OnceFunc(func() {
-		l.Close()
+	cut = func(off bool) {
 		mu.Lock()
 		defer mu.Unlock()
-		ended = true
-		for _, c := range open {
-			c.Close()
+		if isOff = off; off {
+			for _, c := range open {
+				c.Close()
+			}
+			open = nil
 		}
+	}
+	t.Cleanup(func() {
+		l.Close()
+		cut(true)
 	})
-	t.Cleanup(cut)
 	return "http://" + l.Addr().String(), cut
 }
 
@@ -472,7 +477,7 @@ func TestEtcdAway(t *testing.T) {
 	s.timeout = time.Second
 	s.restart()
 	s.gets(cfg, alloc.Keep, "10.0.0.0")
-	cut()
+	cut(true)
 	for _, started := range []bool{false, true} { // as it ran, and started again
 		s.gets(cfg, alloc.Keep, "10.0.0.0")
 		if err := s.Away(); err == nil || !errors.Is(err, alloc.ErrUnavailable) || !strings.HasPrefix(err.Error(), "f:3:1: store: ") ||
@@ -635,4 +640,149 @@ func TestAnycast(t *testing.T) {
 	}
 	same(t, "values", values, []string{"10.255.0.1", "10.255.0.1"})
 	same(t, "ledger", holders(t, ledger.Open()), []string{"vteps@10.255.0.1 r1/endpoint/vtep0 r2/endpoint/vtep0"})
+}
+
+// TestEtcdLostInEveryPhase: etcd goes away as a phase begins, and comes back later. What was in phase claim is as if it had never been;
+// from then on the change goes through, and what the ledger is told at its end waits for it.
+func TestEtcdLostInEveryPhase(t *testing.T) {
+	endpoint, cut := etcd(t)
+	quick := strings.NewReplacer("endpoints:", "transaction: {drain: {quiet: 1ms, limit: 5ms}}\nendpoints:")
+	for _, phase := range []plan.Phase{plan.Claim, plan.Stage, plan.Expose, plan.Announce, plan.Swap, plan.Verify, plan.Drain, plan.Retire} {
+		t.Run(string(phase), func(t *testing.T) {
+			w := newWorld(memoryDir(t))
+			s := &settled{t: t, dir: memoryDir(t), timeout: 2 * time.Second}
+			s.start()
+			defer func() { s.Close() }()
+			w.ports.Ledger = s.StoreLedger
+			store := fmt.Sprintf("store: {etcd: {endpoints: [%q], prefix: /%s}}\n", endpoint, phase)
+			eyes, err := etcdstore.Open(etcdstore.Options{Endpoints: []string{endpoint}, Prefix: "/" + string(phase)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer eyes.Close()
+			const old, next = "vteps@10.255.0.1 r1/endpoint/vtep0", "vteps@10.255.0.2 r1/endpoint/vtep0"
+			w.reach(t, quick.Replace(firstVNI)+store)
+			facts := w.facts(t)
+			p, err := w.plan(quick.Replace(moved)+store)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer cut(false)
+			run := w.runner(w.ports.Journal)
+			var once sync.Once
+			run.Report = func(e txn.Event) {
+				if e.Phase == phase && !e.Undo {
+					once.Do(func() { cut(true) })
+				}
+				if e.Retry {
+					cut(false)
+				}
+			}
+			err = run.Run(t.Context(), p)
+			cut(false)
+			if phase == plan.Claim {
+				if !errors.Is(err, alloc.ErrUnavailable) {
+					t.Fatalf("it claimed without a ledger: %v", err)
+				}
+				rec, err := w.ports.Journal.Load()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if rec != nil { // giving back had to wait for etcd too
+					if err := w.runner(w.ports.Journal).Recover(t.Context(), *rec); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if got := w.facts(t); got != facts {
+					t.Errorf("got\n%s\nwant\n%s", got, facts)
+				}
+				same(t, "ledger", holders(t, eyes), []string{old})
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			same(t, "ledger", holders(t, eyes), []string{next})
+			held, err := s.Held(t.Context(), "r1")
+			if want := []state.Claim{{Name: "r1/endpoint/vtep0", Pool: "vteps", Value: "10.255.0.2"}}; err != nil || !slices.Equal(held, want) {
+				t.Errorf("%v, %v", held, err)
+			}
+		})
+	}
+}
+
+// TestForgottenClaims: a ledger that doesn't know of what is live, as when it was lost or an operator released it, renumbers nobody.
+func TestForgottenClaims(t *testing.T) {
+	ledger := memstore.New()
+	l, other := ledgerOn(ledger.Open()), ledger.Open()
+	l.o.Journal = journal.In(memoryDir(t))
+	live := journal.Committed{Generation: 1, State: state.State{Claims: []state.Claim{{Name: "r1/endpoint/v", Pool: "p", Value: "10.0.0.5"}}}}
+	if err := l.o.Journal.Commit(live); err != nil {
+		t.Fatal(err)
+	}
+	cfg := parsed(t, "version: 1\nnode: {name: r1}\npools: {p: {addresses: [10.0.0.0/29]}}\nendpoints: {v: {loopback: {}, address: {pool: p}}}\n")
+	ps, err := l.Propose(t.Context(), cfg)
+	if err != nil || ps[0].Allocation.Value != "10.0.0.5" || ps[0].Action != alloc.Create {
+		t.Errorf("%+v, %v", ps, err)
+	}
+	a, err := other.Create(t.Context(), alloc.Allocation{Name: "p@10.0.0.5", Pool: "p", Value: "10.0.0.5", Holders: []alloc.Holder{{Claim: "r2/endpoint/v"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "r1/endpoint/v: PreferredValueUnavailable: 10.0.0.5 of pool p is held by r2/endpoint/v"
+	if ps, err = l.Propose(t.Context(), cfg); err != nil || ps[0].Condition == nil || ps[0].Condition.Error() != want {
+		t.Errorf("%+v, %v", ps, err)
+	}
+	if err := other.Delete(t.Context(), a.Name, a.Version); err != nil {
+		t.Fatal(err)
+	}
+	// A claim of another pool, or with a preference of its own, moves.
+	for text, value := range map[string]string{"pool: p, prefer: 10.0.0.6": "10.0.0.6", "pool: q": "10.0.1.0"} {
+		cfg := parsed(t, "version: 1\nnode: {name: r1}\npools: {p: {addresses: [10.0.0.0/29]}, q: {addresses: [10.0.1.0/29]}}\nendpoints: {v: {loopback: {}, address: {"+text+"}}}\n")
+		if ps, err = l.Propose(t.Context(), cfg); err != nil || ps[0].Allocation.Value != value {
+			t.Errorf("%s: %+v, %v", text, ps, err)
+		}
+	}
+}
+
+// TestColdStart: three routers that share a pool start at once, two of which want one address: one has it, the other says why not,
+// and goes on once told otherwise.
+func TestColdStart(t *testing.T) {
+	dirs := []string{memoryDir(t), memoryDir(t), memoryDir(t)}
+	synctest.Test(t, func(t *testing.T) {
+		ledger := memstore.New()
+		var rs []*running
+		for i, dir := range dirs {
+			r := &running{t: t, state: filepath.Join(dir, "state"), file: filepath.Join(dir, "config.yaml")}
+			r.world = newWorld(r.state)
+			l := ledgerOn(ledger.Open())
+			l.o.Journal = r.ports.Journal
+			r.ports.Ledger = l
+			text := moved
+			if i == 2 {
+				text = firstVNI
+			}
+			r.write(strings.Replace(text, "name: r1", fmt.Sprintf("name: r%d", i+1), 1))
+			rs = append(rs, r)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		for _, r := range rs {
+			r.start()
+			go r.ports.Ledger.Watch(ctx, r.hints) //nolint:errcheck // it ends with ctx
+		}
+		rs[0].after(10 * time.Second)
+		rs[0].is(status.Idle)
+		rs[2].is(status.Idle)
+		rs[1].is(status.Waiting, "FILE:4:61: endpoints.vtep0.address.pool: r2/endpoint/vtep0: PreferredValueUnavailable: 10.255.0.2 of pool vteps is held by r1/endpoint/vtep0")
+		rs[1].drop(strings.Replace(firstVNI, "name: r1", "name: r2", 1))
+		rs[1].after(10 * time.Second)
+		rs[1].is(status.Idle)
+		same(t, "ledger", holders(t, ledger.Open()), []string{
+			"vteps@10.255.0.1 r3/endpoint/vtep0", "vteps@10.255.0.2 r1/endpoint/vtep0", "vteps@10.255.0.3 r2/endpoint/vtep0",
+		})
+		stop()
+		for _, r := range rs {
+			r.halt()
+		}
+	})
 }

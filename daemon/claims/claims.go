@@ -241,13 +241,14 @@ func PoolsOf(ctx context.Context, c *alloc.Claimer) (Pools, error) {
 	if err != nil {
 		return Pools{}, err
 	}
-	for _, p := range all {
-		row := Pool{PoolStatus: p}
-		for _, a := range list {
-			if a.Pool == p.Name && !a.Bound() {
-				row.Retained++
-			}
+	retained := map[string]uint64{}
+	for _, a := range list {
+		if !a.Bound() {
+			retained[a.Pool]++
 		}
+	}
+	for _, p := range all {
+		row := Pool{PoolStatus: p, Retained: retained[p.Name]}
 		for _, n := range plan {
 			if n.Claim.Pool != p.Name {
 				continue
