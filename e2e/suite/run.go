@@ -205,8 +205,10 @@ func (s *suite) e2e(run string) error {
 
 // faults runs the whole fault matrix, on the fake and in the guest, and prints its counts as the last line.
 func (s *suite) faults() error {
-	if err := os.Setenv("VTEPD_FAULTS", "all"); err != nil {
-		return err
+	for name, value := range map[string]string{"VTEPD_FAULTS": "all", "VTEPD_FAULTS_PAIRS": cmp.Or(os.Getenv("VTEPD_FAULTS_PAIRS"), "30")} {
+		if err := os.Setenv(name, value); err != nil {
+			return err
+		}
 	}
 	tagged, err := goList(s.ctx, guestTag)
 	if err != nil {
