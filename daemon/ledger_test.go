@@ -36,10 +36,15 @@ import (
 // ledgerOn is a Ledger on a store, whatever the config says.
 func ledgerOn(store alloc.Store) *StoreLedger {
 	return NewLedger(LedgerOptions{
-		Open:    func(config.Store, string, string) (alloc.Store, error) { return store, nil },
+		Open:    func(config.Store, string, string) (alloc.Store, error) { return lent{store}, nil },
 		Journal: journal.In("/nonexistent"),
 	})
 }
+
+// lent is a store that its opener closes.
+type lent struct{ alloc.Store }
+
+func (lent) Close() error { return nil }
 
 // etcd runs one of one member until the test ends, and returns its URL; cut makes it unreachable, and reachable again.
 func etcd(t *testing.T) (endpoint string, cut func(off bool)) {
@@ -663,7 +668,7 @@ func TestEtcdLostInEveryPhase(t *testing.T) {
 			const old, next = "vteps@10.255.0.1 r1/endpoint/vtep0", "vteps@10.255.0.2 r1/endpoint/vtep0"
 			w.reach(t, quick.Replace(firstVNI)+store)
 			facts := w.facts(t)
-			p, err := w.plan(quick.Replace(moved)+store)
+			p, err := w.plan(quick.Replace(moved) + store)
 			if err != nil {
 				t.Fatal(err)
 			}
