@@ -81,6 +81,7 @@ var libraries = map[string][]string{
 	"go.uber.org/zap":                        {"alloc/etcdstore"},
 	"google.golang.org/grpc":                 {"alloc/etcdstore"},
 	"go.etcd.io/etcd/server/v3":              {},
+	"go.etcd.io/etcd/client/pkg/v3":          {},
 	"golang.org/x/sync":                      {"cmd/vtepd", "e2e/..."},
 	"golang.org/x/net":                       {"dataplane/kernel", "e2e/..."}, // ICMP; packet filters
 	"golang.org/x/sys":                       {"alloc/dirstore", "cmd/vtepd", "dataplane/kernel", "dataplane/monitor", "dataplane/netns", "e2e/..."},
@@ -96,6 +97,7 @@ var inTests = map[string][]string{
 	"pgregory.net/rapid":              {"..."},
 	"github.com/rogpeppe/go-internal": {"cmd/vtepd"},
 	"go.etcd.io/etcd/server/v3":       {"alloc/etcdstore", "cmd/vtepd", "daemon"}, // embedded
+	"go.etcd.io/etcd/client/pkg/v3":   {"alloc/etcdstore"},                        // in the options of the embedded one
 	"github.com/vishvananda/netlink":  {"dataplane/monitor"},                      // makes the links that are heard of
 	"github.com/vishvananda/netns":    {"dataplane/kernel", "dataplane/monitor"},
 }
