@@ -160,8 +160,10 @@ func (w *world) facts(t fataler) string {
 func drawConfig(t *rapid.T, label string) string {
 	var b strings.Builder
 	b.WriteString("version: 1\nnode: {name: r1, index: 7}\npools:\n  p4: {addresses: [10.255.0.0/28]}\n  p1: {addresses: [10.251.0.0/30]}\n  p2: {addresses: [10.250.0.1/32]}\nvlanBridge: {name: br-evpn}\n")
-	placements := []string{"ipvlan: {parent: eth1}", "ipvlan: {parent: eth2}", "ipvlan: {parent: up0, parentNetns: host}", "loopback: {}",
-		"cni: {conflist: /etc/cni/eth1}", "cni: {conflist: /etc/cni/eth2, interfaceName: uplink}"}
+	placements := []string{
+		"ipvlan: {parent: eth1}", "ipvlan: {parent: eth2}", "ipvlan: {parent: up0, parentNetns: host}", "loopback: {}",
+		"cni: {conflist: /etc/cni/eth1}", "cni: {conflist: /etc/cni/eth2, interfaceName: uplink}",
+	}
 	addresses := []string{"{pool: p4}", "{pool: p4, prefer: 10.255.0.%d}", "{static: 10.254.0.%d}", "{cidr: 10.253.%d.0/24, from: index}"}
 	n := rapid.IntRange(0, 3).Draw(t, label+" endpoints")
 	if n > 0 {

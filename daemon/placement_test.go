@@ -213,28 +213,46 @@ func TestPlacementRefused(t *testing.T) {
 		with       func(w *world)
 		want       []string
 	}{
-		{"no file", placedAt("cni: {conflist: /etc/cni/none}", anyone), nil,
-			[]string{"f:5:24: endpoints.e0.cni.conflist: can't be read: open /etc/cni/none: no such file or directory"}},
-		{"no plugins at all", placedAt(byCNI, anyone), func(w *world) { w.ports.CNI = nil },
-			[]string{"f:5:24: endpoints.e0.cni.conflist: there is nothing here that runs CNI plugins; use ipvlan or loopback"}},
-		{"a split entry", placedAt(byCNI, anyone), func(w *world) { w.cni.SetFile("/etc/cni/eth1", split) },
-			[]string{"f:5:24: endpoints.e0.cni.conflist: /etc/cni/eth1: plugins[0].capabilities.ips is missing; must be true in the same entry as the rest; that of plugins[1] doesn't count"}},
+		{
+			"no file", placedAt("cni: {conflist: /etc/cni/none}", anyone), nil,
+			[]string{"f:5:24: endpoints.e0.cni.conflist: can't be read: open /etc/cni/none: no such file or directory"},
+		},
+		{
+			"no plugins at all", placedAt(byCNI, anyone), func(w *world) { w.ports.CNI = nil },
+			[]string{"f:5:24: endpoints.e0.cni.conflist: there is nothing here that runs CNI plugins; use ipvlan or loopback"},
+		},
+		{
+			"a split entry", placedAt(byCNI, anyone), func(w *world) { w.cni.SetFile("/etc/cni/eth1", split) },
+			[]string{"f:5:24: endpoints.e0.cni.conflist: /etc/cni/eth1: plugins[0].capabilities.ips is missing; must be true in the same entry as the rest; that of plugins[1] doesn't count"},
+		},
 		{"plugins missing", placedAt(byCNI, anyone), func(w *world) { w.cni.SetLacking("ipvlan", "static") }, []string{
 			"f:5:24: endpoints.e0.cni.conflist: the plugin ipvlan is not in /usr/lib/cni:/opt/cni/bin; install it, or name its directory",
 			"f:5:24: endpoints.e0.cni.conflist: the plugin static is not in /usr/lib/cni:/opt/cni/bin; install it, or name its directory",
 		}},
-		{"master missing", placedAt(byCNI, anyone), func(w *world) { w.kernel.Remove("eth1") },
-			[]string{"f:5:24: endpoints.e0.cni.conflist: no link eth1 in the router's namespace; links there: eth2"}},
-		{"master in mode l2", placedAt(byCNI, anyone), func(w *world) { w.kernel.Add(l2) },
-			[]string{"f:5:24: endpoints.e0.cni.conflist: eth1 has the ipvlan l2c in mode l2, and all ipvlans of a parent share one mode; vtepd needs l3"}},
-		{"no ipvlan", placedAt(byCNI, anyone), func(w *world) { w.kernel.SetLacks(dataplane.IPVLAN, lacking) },
-			[]string{"f:4:1: endpoints: the kernel can't make ipvlan links: operation not supported (Unknown device type); load the module ipvlan, or boot a kernel that has it"}},
-		{"no loopbacks", lo, func(w *world) { w.kernel.SetLacks(dataplane.Dummy, lacking) },
-			[]string{"f:3:1: loopbacks: this data plane has no loopbacks: the kernel can't make dummy links: operation not supported (Unknown device type); load the module dummy, or boot a kernel that has it"}},
-		{"an old FRR", strings.Replace(placedAt(byCNI, "{static: '2001:db8::1'}"), "pools: {p4: {addresses: [10.255.0.0/28]}}\n", "", 1), func(w *world) { w.frr.SetVersion(frr.Version{Major: 10, Minor: 3}) },
-			[]string{"f:5:24: vnis.100.endpoint: VTEP 2001:db8::1 is IPv6, which needs FRR 10.6 or newer; this is 10.3"}},
-		{"a loopback of somebody's", lo, func(w *world) { w.kernel.Add(dataplane.Link{Name: "lo1", Kind: dataplane.Dummy}) },
-			[]string{"f:5:3: loopbacks.lo1: the name lo1 is taken by a link that vtepd didn't make (a dummy); rename that one, or choose another name"}},
+		{
+			"master missing", placedAt(byCNI, anyone), func(w *world) { w.kernel.Remove("eth1") },
+			[]string{"f:5:24: endpoints.e0.cni.conflist: no link eth1 in the router's namespace; links there: eth2"},
+		},
+		{
+			"master in mode l2", placedAt(byCNI, anyone), func(w *world) { w.kernel.Add(l2) },
+			[]string{"f:5:24: endpoints.e0.cni.conflist: eth1 has the ipvlan l2c in mode l2, and all ipvlans of a parent share one mode; vtepd needs l3"},
+		},
+		{
+			"no ipvlan", placedAt(byCNI, anyone), func(w *world) { w.kernel.SetLacks(dataplane.IPVLAN, lacking) },
+			[]string{"f:4:1: endpoints: the kernel can't make ipvlan links: operation not supported (Unknown device type); load the module ipvlan, or boot a kernel that has it"},
+		},
+		{
+			"no loopbacks", lo, func(w *world) { w.kernel.SetLacks(dataplane.Dummy, lacking) },
+			[]string{"f:3:1: loopbacks: this data plane has no loopbacks: the kernel can't make dummy links: operation not supported (Unknown device type); load the module dummy, or boot a kernel that has it"},
+		},
+		{
+			"an old FRR", strings.Replace(placedAt(byCNI, "{static: '2001:db8::1'}"), "pools: {p4: {addresses: [10.255.0.0/28]}}\n", "", 1), func(w *world) { w.frr.SetVersion(frr.Version{Major: 10, Minor: 3}) },
+			[]string{"f:5:24: vnis.100.endpoint: VTEP 2001:db8::1 is IPv6, which needs FRR 10.6 or newer; this is 10.3"},
+		},
+		{
+			"a loopback of somebody's", lo, func(w *world) { w.kernel.Add(dataplane.Link{Name: "lo1", Kind: dataplane.Dummy}) },
+			[]string{"f:5:3: loopbacks.lo1: the name lo1 is taken by a link that vtepd didn't make (a dummy); rename that one, or choose another name"},
+		},
 		{"another router's address", lo, func(w *world) {
 			w.frr.SetSources(netip.MustParsePrefix("10.0.0.2/32"), frr.Source{Peer: "10.1.0.2", RouterID: netip.MustParseAddr("10.9.9.9"), Origin: netip.MustParseAddr("10.9.9.9")})
 		}, []string{"f:5:21: loopbacks.lo1.ipv4: 10.0.0.2/32 is announced by another router already: peer 10.1.0.2 (router id 10.9.9.9); a VTEP address belongs to one router"}},
