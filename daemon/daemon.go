@@ -108,12 +108,10 @@ func (d *Daemon) Run(ctx context.Context) error {
 func (d *Daemon) sleep(ctx context.Context, again <-chan time.Time) bool {
 	alive := time.NewTicker(beatEvery)
 	defer alive.Stop()
-	lines := time.NewTicker(glanceEvery)
-	defer lines.Stop()
+	lines := time.After(glanceEvery)
 	var due <-chan time.Time // a hint that waits
 	for {
 		d.beats()
-		all := false
 		select {
 		case <-ctx.Done():
 			return false
@@ -126,7 +124,13 @@ func (d *Daemon) sleep(ctx context.Context, again <-chan time.Time) bool {
 			return true
 		case <-alive.C:
 			continue
-		case <-lines.C:
+		case <-lines:
+			began := time.Now()
+			if d.changed(ctx, false) {
+				return true
+			}
+			lines = time.After(max(glanceEvery, linesShare*time.Since(began)))
+			continue
 		case <-d.Hints:
 			if wait := time.Until(d.due); wait > 0 {
 				if due == nil {
@@ -134,11 +138,10 @@ func (d *Daemon) sleep(ctx context.Context, again <-chan time.Time) bool {
 				}
 				continue
 			}
-			all = true
 		case <-due:
-			due, all = nil, true
+			due = nil
 		}
-		if d.changed(ctx, all) {
+		if d.changed(ctx, true) {
 			return true
 		}
 	}

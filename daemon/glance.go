@@ -21,8 +21,10 @@ import (
 const (
 	// glanceEvery is how often bgpd's lines are compared with what they were. FRR tells nobody when a `network` line goes
 	// (there is no route of it in zebra, and the vty has no news), so this is the one thing that is asked for again and
-	// again: one round trip. It is less than a second so that a line that was taken away is missed within one.
+	// again: one round trip. It is less than a second so that a line that was taken away is missed within one. A bgpd whose
+	// configuration is so long that the answer takes more than 1/linesShare of that time is asked less often.
 	glanceEvery = 800 * time.Millisecond
+	linesShare  = 20
 	// Looking may take a tenth of the time at most, but what happens is seen within glanceMost of the look before.
 	glanceShare = 9
 	glanceMost  = 500 * time.Millisecond
