@@ -420,6 +420,7 @@ func (r *Runner) plug(ctx context.Context, a plan.Action) error {
 
 // bounded gives plugins no longer than a step has for any other wait.
 func (r *Runner) bounded(ctx context.Context, call func(context.Context) error) error {
+	r.beat()
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(r.Timeout, defaultTimeout))
 	defer cancel()
 	return call(ctx)
