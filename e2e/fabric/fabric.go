@@ -175,9 +175,9 @@ func Hosts() []lab.Flow {
 		lab.Between("host1", "172.16.200.1", "host2", "172.16.200.2"))
 }
 
-var changing = regexp.MustCompile(`\S*timer\s+\S+|(packets|bytes|expires|timer) \S+`)
+var changing = regexp.MustCompile(`\S*timer\s+\S+|(packets|bytes|expires|timer|fdb_n_learned) \S+`)
 
-// Foreign is what the operator made beside vtepd, byte for byte but for running timers: links, addresses, routes, and FRR's
+// Foreign is what the operator made beside vtepd, byte for byte but for running timers and what a bridge has learnt: links, addresses, routes, and FRR's
 // configuration less the lines that are vtepd's.
 func (s *Side) Foreign(ctx context.Context) (string, error) {
 	var b strings.Builder
