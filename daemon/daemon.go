@@ -221,6 +221,7 @@ func (d *Daemon) degraded(err error) {
 // reconcile looks at everything once and carries out what is to be done. It returns when to look again without a hint; 0:
 // not at all.
 func (d *Daemon) reconcile(ctx context.Context) time.Duration {
+	d.seen = seen{blind: true}
 	w, err := d.wanted()
 	if err != nil {
 		d.settle(status.Refused, err.Error())
@@ -242,7 +243,9 @@ func (d *Daemon) reconcile(ctx context.Context) time.Duration {
 	began := time.Now()
 	prep, err := Prepare(ctx, d.Ports, cfg, w.confirm)
 	d.rested(time.Since(began))
-	d.saw(prep, w.files)
+	if prep.FRR.Fingerprint != "" || errors.Is(err, frr.ErrUnreachable) {
+		d.saw(prep, w.files)
+	}
 	if err == nil && len(prep.Waiting) == 0 {
 		d.Board.Update(func(s *status.Snapshot) { s.Loopbacks = prep.Loopbacks })
 	}

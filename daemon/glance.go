@@ -41,6 +41,7 @@ type glance struct {
 type seen struct {
 	glance
 	names []string // the namespaces that were looked at
+	blind bool     // it didn't come to FRR: its lines are nothing to go by
 	calm  bool     // nothing is waited for: of other people's links the parents matter, and nothing else
 }
 
@@ -82,8 +83,8 @@ func kernelSeen(k dataplane.Observation) string {
 // changed reports whether there is anything to look at: in FRR's lines, and unless only they are asked for, anywhere. What
 // can't be read is for the look to say.
 func (d *Daemon) changed(ctx context.Context, all bool) bool {
-	if all && !d.seen.calm {
-		return true
+	if all && !d.seen.calm || d.seen.blind {
+		return all
 	}
 	began := time.Now()
 	defer func() { d.rested(time.Since(began)) }()

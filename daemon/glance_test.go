@@ -284,3 +284,15 @@ func TestFastFoe(t *testing.T) {
 		r.same(facts)
 	})
 }
+
+// TestBlind: who waits for something before it comes to FRR isn't woken by FRR.
+func TestBlind(t *testing.T) {
+	in(t, func(t *testing.T, r *running) {
+		r.start()
+		trips := r.frr.RoundTrips()
+		r.after(time.Minute)
+		if n := r.frr.RoundTrips() - trips; n > 0 {
+			t.Errorf("without a config FRR was asked %d times", n)
+		}
+	})
+}
