@@ -9,6 +9,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -105,13 +106,16 @@ func (s *Store) once(ctx context.Context, f func(context.Context, *clientv3.Clie
 	defer cancel()
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
+	var away atomic.Pointer[unreachable]
 	probe := time.AfterFunc(probeAfter, func() {
-		// Twice: a connection that is cut once is no etcd that is away.
-		if s.probe(ctx) == nil || !wait(ctx, pause) {
+		first := s.probe(ctx)
+		if first == nil || ctx.Err() != nil {
 			return
 		}
-		if err := s.probe(ctx); err != nil && ctx.Err() == nil {
-			stop(err)
+		away.Store(&first)
+		// Twice: a connection that is cut once is no etcd that is away.
+		if wait(ctx, pause) && s.probe(ctx) != nil {
+			stop(first)
 		}
 	})
 	defer probe.Stop()
@@ -119,9 +123,8 @@ func (s *Store) once(ctx context.Context, f func(context.Context, *clientv3.Clie
 	if err == nil {
 		err = f(ctx, cli)
 	}
-	var u unreachable
-	if err != nil && errors.As(context.Cause(ctx), &u) {
-		return u
+	if u := away.Load(); err != nil && ctx.Err() != nil && u != nil {
+		return *u
 	}
 	return err
 }
@@ -195,7 +198,7 @@ type unreachable []string
 func (u unreachable) Error() string { return strings.Join(u, "; ") }
 
 // probe looks whether any endpoint speaks HTTP/2 to us: gRPC itself goes on trying and says nothing. nil when one does.
-func (s *Store) probe(ctx context.Context) error {
+func (s *Store) probe(ctx context.Context) unreachable {
 	causes := make(unreachable, len(s.opts.Endpoints))
 	var wg sync.WaitGroup
 	for i, e := range s.opts.Endpoints {
