@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -22,13 +23,15 @@ import (
 // processes runs plugins as processes.
 type processes struct{ version.PluginDecoder }
 
-// Processes runs each plugin as a process of its own, as little privileged as can be: where vtepd is root, as nobody with no
-// capability but those that a link and a namespace need, without vtepd's environment, and killed, with all that it has
-// started, when the context ends or vtepd dies.
+// Processes runs each plugin as a process of its own, as little privileged as can be: as nobody with no capability but those
+// that a link and a namespace need, where vtepd may change its user (CAP_SETUID and CAP_SETGID), and else as vtepd, with what
+// that has; without vtepd's environment, and killed, with all that it has started, when the context ends or vtepd dies.
 func Processes() invoke.Exec { return &processes{} }
 
 const (
 	nobody      = 65534
+	capSetGID   = 6
+	capSetUID   = 7
 	capNetAdmin = 12
 	capSysAdmin = 21 // to enter the namespace that it is told, be it the one that it is in
 	// mostOutput is how many bytes of a plugin's answer are read.
@@ -53,6 +56,36 @@ func environment(from []string) []string {
 	return env
 }
 
+// capabilities are those that this process can use, by bit.
+func capabilities() uint64 {
+	status, err := os.ReadFile("/proc/thread-self/status")
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(status)) {
+		if hex, ok := strings.CutPrefix(line, "CapEff:"); ok {
+			caps, _ := strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
+			return caps
+		}
+	}
+	return 0
+}
+
+// lowered is whom to run a plugin as, and the capabilities that it keeps: nil where this process can't change who it is.
+func lowered(caps uint64) (*syscall.Credential, []uintptr) {
+	has := func(bit uintptr) bool { return caps&(1<<bit) != 0 }
+	if !has(capSetUID) || !has(capSetGID) {
+		return nil, nil
+	}
+	var keep []uintptr
+	for _, c := range []uintptr{capNetAdmin, capSysAdmin} {
+		if has(c) {
+			keep = append(keep, c)
+		}
+	}
+	return &syscall.Credential{Uid: nobody, Gid: nobody}, keep
+}
+
 // ExecPlugin implements invoke.Exec.
 func (p *processes) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, path)
@@ -60,10 +93,7 @@ func (p *processes) ExecPlugin(ctx context.Context, path string, stdin []byte, e
 	cmd.Env, cmd.Dir, cmd.WaitDelay = environment(environ), "/", grace
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), stdout, stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if os.Geteuid() == 0 {
-		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: nobody, Gid: nobody}
-		cmd.SysProcAttr.AmbientCaps = []uintptr{capNetAdmin, capSysAdmin}
-	}
+	cmd.SysProcAttr.Credential, cmd.SysProcAttr.AmbientCaps = lowered(capabilities())
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	// The signal of a parent's death is that of its thread, which must stay.
 	runtime.LockOSThread()
