@@ -247,7 +247,12 @@ func (d *Daemon) reconcile(ctx context.Context) time.Duration {
 		d.saw(prep, w.files)
 	}
 	if err == nil && len(prep.Waiting) == 0 {
-		d.Board.Update(func(s *status.Snapshot) { s.Loopbacks = prep.Loopbacks })
+		d.Board.Update(func(s *status.Snapshot) {
+			// What a transaction is about to make or take away is told once it is done.
+			if prep.Plan.Empty() || len(s.Loopbacks) == 0 {
+				s.Loopbacks = prep.Loopbacks
+			}
+		})
 	}
 	if errors.Is(err, frr.ErrUnreachable) && d.away.IsZero() {
 		d.away = time.Now()
@@ -354,7 +359,7 @@ func (d *Daemon) carryOut(ctx context.Context, p plan.Plan, w wanted) time.Durat
 		}
 		d.live(p.New)
 		d.settle(w.condition(status.Idle), append(w.why, p.Notes...)...)
-		if len(w.cfg.Loopbacks) > 0 { // each has a condition, and one may still wait
+		if s, _ := d.Board.Get(); len(w.cfg.Loopbacks)+len(s.Loopbacks) > 0 { // each has a condition, and one may still wait
 			return lookFirst
 		}
 		return auditEvery
