@@ -37,9 +37,13 @@ func TestSwap(t *testing.T) {
 		}
 	}
 
+	t.Log("and back to the parent on which the packets come in, the address kept")
+	one.Parent = "eth1"
+	s.carry(s.one, one, "10.0.0.21")
+
 	t.Log("another address on another parent at once")
 	mark = heard.Len()
-	one.Parent, one.Address = "eth1", fabric.Prefer("10.0.0.22")
+	one.Parent, one.Address = "eth2", fabric.Prefer("10.0.0.22")
 	s.carry(s.one, one, "10.0.0.22")
 	s.must(fabric.Move{Leaf: s.one.Loopback, From: fabric.Addr("10.0.0.21"), To: fabric.Addr("10.0.0.22"), VNIs: 20}.Order(heard.Since(mark)))
 

@@ -54,7 +54,10 @@ func (k *Kernel) stage(ctx context.Context, staged, proofs []dataplane.Link, ps 
 	// What others are enslaved to comes first.
 	slices.SortStableFunc(all, func(a, b dataplane.Link) int { return cmp.Compare(len(a.Master), len(b.Master)) })
 	for i := range all {
-		all[i].Up, all[i].Addrs = true, dataplane.SortedAddrs(all[i].Addrs)
+		// A parent hands all that comes for an address to the child that has it, whatever namespace that is in, once the child
+		// is up: an address that is live elsewhere in the router would lose its packets to the shadow. Whether the address can
+		// be had is found out on a child that is down too.
+		all[i].Up, all[i].Addrs = all[i].Kind != dataplane.IPVLAN, dataplane.SortedAddrs(all[i].Addrs)
 		l := all[i]
 		w.op, w.number = dataplane.Op{Verb: dataplane.Create, Link: l}, w.number+1
 		if !l.Ours() {
