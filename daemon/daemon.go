@@ -50,7 +50,7 @@ type Options struct {
 	Ports
 	Config  string          // the file or directory
 	Hints   <-chan struct{} // something may have changed: the file, the kernel, FRR
-	Looks   <-chan struct{} // look at everything: the ledger; may be nil
+	Looks   <-chan struct{} // look at everything: the ledger, a daemon of FRR's that came or went; may be nil
 	History *history.History
 	Board   *status.Board
 	Log     *slog.Logger

@@ -117,7 +117,11 @@ func run(ctx context.Context, p *places, log *slog.Logger) (err error) {
 	for _, n := range news {
 		tasks.Go(func() error { return n.run(ctx) })
 		if n.hints != nil {
-			tasks.Go(func() error { return pass(ctx, n.hints, hints) })
+			to := hints
+			if n.whole {
+				to = looks
+			}
+			tasks.Go(func() error { return pass(ctx, n.hints, to) })
 		}
 	}
 	tasks.Go(func() error { return ports.Ledger.Watch(ctx, looks) })
@@ -135,6 +139,7 @@ func run(ctx context.Context, p *places, log *slog.Logger) (err error) {
 type source struct {
 	run   func(context.Context) error
 	hints <-chan struct{} // nil: it wakes another source
+	whole bool            // a glance doesn't show what it is about: zebra's end, say
 }
 
 // news are the config, the kernel's links, and FRR's daemons: the end of each is seen on an idle connection, its new
@@ -148,14 +153,14 @@ func (p *places) news() ([]source, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := []source{{files.Run, files.C}, {links.Run, links.C}}
+	out := []source{{files.Run, files.C, false}, {links.Run, links.C, false}}
 	for _, daemon := range []string{"bgpd", "zebra"} {
 		socket, err := watch.New(filepath.Join(p.frr, daemon+".vty"))
 		if err != nil {
 			return nil, err
 		}
 		there := vty.Watch(p.frr, daemon, socket.C)
-		out = append(out, source{socket.Run, nil}, source{there.Run, there.C})
+		out = append(out, source{socket.Run, nil, false}, source{there.Run, there.C, true})
 	}
 	return out, nil
 }
