@@ -249,7 +249,7 @@ type Kernel interface {
 	// interrupted is taken again. A namespace of netns that can't be opened is not an error: its Netns says why.
 	Observe(ctx context.Context, netns []string) (Observation, error)
 	// Stage makes a new shadow namespace that only a descriptor holds, in place of an earlier one, and in it every link of
-	// staged (endpoints: with addresses, alias and group, up) and a proof copy of every link of proofs (VXLANs and
+	// staged (endpoints: with addresses, alias and group; an ipvlan child down, the rest up) and a proof copy of every link of proofs (VXLANs and
 	// bridges, on the shadow's own underlay), reads all of it back and compares. On an error the shadow is dropped; the
 	// router's namespace is never changed. Errors: *OpError.
 	Stage(ctx context.Context, staged, proofs []Link) error
