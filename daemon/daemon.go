@@ -433,8 +433,9 @@ func (d *Daemon) runner(p plan.Plan, timeout time.Duration) (r *txn.Runner, done
 			if e.Retry {
 				s.Condition, s.Failure = status.Degraded, failure(e.Err)
 				s.Failure.Phase, s.Failure.Step = e.Phase, e.Step+1
+				s.Messages = []string{fmt.Sprintf("%s: step %d: %v; it is tried again", e.Phase, e.Step+1, e.Err)}
 			} else if e.Done && e.Err == nil && s.Condition == status.Degraded && !e.Undo {
-				s.Condition, s.Failure = status.Running, nil
+				s.Condition, s.Messages, s.Failure = status.Running, nil, nil
 			}
 		})
 		d.logEvent(p.Generation, e)
