@@ -77,24 +77,24 @@ func command(ctx context.Context, args []string) (int, error) {
 
 // invocation is what exec and run were asked for.
 type invocation struct {
-	test     bool // a compiled Go test
-	recipe   vm.Recipe
-	release  string
-	native   bool
-	unproven bool          // native without asking what the kernel has
-	timeout  time.Duration // 0 is none
-	argv     []string
+	test       bool // a compiled Go test
+	release    string
+	containers bool // the guest has Docker
+	native     bool
+	unproven   bool          // native without asking what the kernel has
+	timeout    time.Duration // 0 is none
+	argv       []string
 }
 
 func parse(verb string, args []string) (invocation, error) {
-	inv := invocation{test: verb == "exec", recipe: vm.Default}
+	inv := invocation{test: verb == "exec"}
 	flags := flag.NewFlagSet("vmrun "+verb, flag.ContinueOnError)
 	release := os.Getenv("VTEPD_FRR_RELEASE")
 	if release == "" {
 		release = "trixie"
 	}
 	flags.StringVar(&inv.release, "frr", release, "the Debian release whose FRR the guest has")
-	flags.BoolFunc("containers", "in the guest that has Docker", func(string) error { inv.recipe = vm.Containers; return nil })
+	flags.BoolVar(&inv.containers, "containers", false, "in the guest that has Docker")
 	flags.BoolVar(&inv.native, "native", os.Getenv("VTEPD_NATIVE") == "1", "run on this host's kernel")
 	flags.BoolVar(&inv.unproven, "unproven", false, "with -native: whatever this host's kernel lacks")
 	flags.DurationVar(&inv.timeout, "timeout", 0, "kill the guest after this long")
@@ -139,7 +139,11 @@ func (inv invocation) run(ctx context.Context) (int, error) {
 	if bin := os.Getenv("VTEPD_BIN"); bin != "" {
 		lab.Extra = append(lab.Extra, outside(checkout, bin, true)...)
 	}
-	roots, err := inv.recipe.Build(ctx, os.Stderr, inv.release)
+	recipe := vm.Default
+	if inv.containers {
+		recipe = vm.Containers
+	}
+	roots, err := recipe.Build(ctx, os.Stderr, inv.release)
 	if err != nil {
 		return 0, err
 	}
