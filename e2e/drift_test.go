@@ -175,7 +175,9 @@ func TestDrift(t *testing.T) {
 
 	// Under its own feet.
 	d.mended("the endpoint deleted", func() { d.ip("link del " + d.endpoint("vtep0")) }, "(ipvlan of endpoint/vtep0) is missing")
-	d.waits("parent down", func() { d.ip("link set eth1 down") }, func() { d.ip("link set eth1 up") },
+	// The kernel takes the operator's route away with the link; no daemon's doing, and the operator's to put back.
+	up := func() { d.ip("link set eth1 up", "route replace 198.51.100.0/24 via 10.1.1.0 dev eth1 metric 77") }
+	d.waits("parent down", func() { d.ip("link set eth1 down") }, up,
 		"endpoints.vtep0.ipvlan.parent: eth1 is down, and the endpoint with it; set it up")
 	d.waits("parent renamed", func() { d.ip("link set eth1 name up1") }, func() { d.ip("link set up1 name eth1") },
 		"endpoints.vtep0.ipvlan.parent: no link eth1 in the router's namespace")

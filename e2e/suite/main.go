@@ -53,7 +53,7 @@ func command(ctx context.Context, args []string) error {
 		return errFailed
 	}
 	flags := flag.NewFlagSet("suite "+args[0], flag.ContinueOnError)
-	timeout := flags.Duration("timeout", 20*time.Minute, "for the tests of one package")
+	timeout := flags.Duration("timeout", time.Hour, "for the tests of one package")
 	run := flags.String("run", "", "the tests whose names match")
 	bench := flags.String("bench", ".", "the benchmarks whose names match")
 	frr := flags.String("frr", "", "one Debian release; none is every tested one: "+strings.Join(vm.Tested, ", "))
