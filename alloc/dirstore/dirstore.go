@@ -52,8 +52,7 @@ type Store struct {
 
 	mu     sync.Mutex
 	seen   map[string]entry
-	log    []string // names in the order that changes were seen; logged counts those before it that were forgotten
-	logged uint64
+	log    alloc.Log
 	notify *notifier // nil where the kernel doesn't tell of every change: then each look reads the whole directory
 	loaded bool
 }
@@ -652,18 +651,11 @@ func (s *Store) Changes(ctx context.Context, since alloc.Cursor) (alloc.Changes,
 		}
 		return alloc.Changes{}, s.fail("read", err)
 	}
-	// Zero is the beginning, so cursors are one more than what they count.
-	next := s.logged + uint64(len(s.log)) + 1
-	ch := alloc.Changes{Next: alloc.Cursor(next)}
-	var names []string
-	if since == 0 || uint64(since) <= s.logged || uint64(since) > next {
-		ch.Reset = true
+	names, next, reset := s.log.Since(since)
+	ch := alloc.Changes{Next: next, Reset: reset}
+	if reset {
 		ch.Set = make([]alloc.Allocation, 0, len(s.seen))
 		names = slices.Sorted(maps.Keys(s.seen))
-	} else {
-		names = slices.Clone(s.log[uint64(since)-1-s.logged:])
-		slices.Sort(names)
-		names = slices.Compact(names)
 	}
 	for _, n := range names {
 		switch e, ok := s.seen[n]; {
@@ -699,8 +691,6 @@ func (s *Store) same() error {
 	}
 	return nil
 }
-
-const logMax = 1 << 16
 
 // look brings seen up to date.
 func (s *Store) look(ctx context.Context) error {
@@ -763,11 +753,7 @@ func (s *Store) put(name string, e entry, ok bool) {
 	default:
 		delete(s.seen, name)
 	}
-	s.log = append(s.log, name)
-	if n := len(s.log); n > 2*logMax {
-		s.log = slices.Clone(s.log[n-logMax:])
-		s.logged += uint64(n - logMax)
-	}
+	s.log.Add(name)
 }
 
 // scan reads everything anew.

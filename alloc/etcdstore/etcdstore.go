@@ -59,8 +59,7 @@ type Store struct {
 	tombs    map[string]bool // of seen: what is gone, until the watch has come as far
 	at       int64           // every change up to this revision is in seen; 0: nothing was read yet
 	moved    chan struct{}   // closed and made anew when at grows
-	log      []string        // names in the order that changes were seen; logged counts those before it that were forgotten
-	logged   uint64
+	log      alloc.Log
 	watchers map[chan struct{}]bool
 	rewatch  context.CancelFunc // ends the present watch, so that another is begun
 	away     bool               // a call has failed, and those that watch are to be told when etcd is back
@@ -390,18 +389,11 @@ func (s *Store) Changes(ctx context.Context, since alloc.Cursor) (alloc.Changes,
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// Zero is the beginning, so cursors are one more than what they count.
-	next := s.logged + uint64(len(s.log)) + 1
-	ch := alloc.Changes{Next: alloc.Cursor(next)}
-	var names []string
-	if since == 0 || uint64(since) <= s.logged || uint64(since) > next {
-		ch.Reset = true
+	names, next, reset := s.log.Since(since)
+	ch := alloc.Changes{Next: next, Reset: reset}
+	if reset {
 		ch.Set = make([]alloc.Allocation, 0, len(s.seen))
 		names = slices.Sorted(maps.Keys(s.seen))
-	} else {
-		names = slices.Clone(s.log[uint64(since)-1-s.logged:])
-		slices.Sort(names)
-		names = slices.Compact(names)
 	}
 	for _, n := range names {
 		switch e, ok := s.seen[n]; {

@@ -11,9 +11,6 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// logMax is how many changes are kept for those that ask what has changed; who asks for older ones gets everything.
-const logMax = 1 << 16
-
 // pageSize is how many allocations are read at once.
 const pageSize = 2000
 
@@ -36,11 +33,7 @@ func (s *Store) set(name string, e entry) {
 
 // tell logs that a name has changed. s.mu is held.
 func (s *Store) tell(name string) {
-	s.log = append(s.log, name)
-	if n := len(s.log); n > 2*logMax {
-		s.log = append([]string(nil), s.log[n-logMax:]...)
-		s.logged += uint64(n - logMax)
-	}
+	s.log.Add(name)
 	s.hint()
 }
 
