@@ -172,6 +172,34 @@ func (d *desk) ask(cmd *cobra.Command, what ...string) error {
 	return errors.New("nothing was done")
 }
 
+// each finds what name means, asks with verb before each of it and, where that harms, with what is known of whether it is used, and
+// then does it, saying what has become of it.
+func (d *desk) each(cmd *cobra.Command, o *opened, name, verb string, harms bool, do func(claims.Held) (string, error)) error {
+	ctx := cmd.Context()
+	found, err := claims.Find(ctx, o.claimer, name)
+	if err != nil {
+		return err
+	}
+	var what []string
+	for _, h := range found {
+		what = append(what, verb+h.String())
+		if harms {
+			what = append(what, d.inUse(ctx, h.Routers(), h.Allocation.Value)...)
+		}
+	}
+	if err := d.ask(cmd, what...); err != nil {
+		return err
+	}
+	for _, h := range found {
+		done, err := do(h)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(cmd.OutOrStdout(), done)
+	}
+	return nil
+}
+
 func terminal(r io.Reader) bool {
 	f, ok := r.(*os.File)
 	if !ok {
@@ -260,26 +288,9 @@ func releaseCommand(d *desk) *cobra.Command {
 		Args: usage(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return d.with(cmd, false, false, func(ctx context.Context, o *opened) error {
-				found, err := claims.Find(ctx, o.claimer, args[0])
-				if err != nil {
-					return err
-				}
-				var what []string
-				for _, h := range found {
-					what = append(what, "release "+h.String())
-					what = append(what, d.inUse(ctx, h.Routers(), h.Allocation.Value)...)
-				}
-				if err := d.ask(cmd, what...); err != nil {
-					return err
-				}
-				for _, h := range found {
-					done, err := claims.Release(ctx, o.claimer, h)
-					if err != nil {
-						return err
-					}
-					fmt.Fprintln(cmd.OutOrStdout(), done)
-				}
-				return nil
+				return d.each(cmd, o, args[0], "release ", true, func(h claims.Held) (string, error) {
+					return claims.Release(ctx, o.claimer, h)
+				})
 			})
 		},
 	}
@@ -321,33 +332,13 @@ func allowBindingCommand(d *desk) *cobra.Command {
 		Args:  usage(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return d.with(cmd, false, false, func(ctx context.Context, o *opened) error {
-				found, err := claims.Find(ctx, o.claimer, args[0])
-				if err != nil {
-					return err
+				ask, word := "allow binding: ", "allows binding"
+				if off {
+					ask, word = "allow no binding any more: ", "allows no binding"
 				}
-				var what []string
-				for _, h := range found {
-					if off {
-						what = append(what, "allow no binding any more: "+h.String())
-						continue
-					}
-					what = append(what, "allow binding: "+h.String())
-					what = append(what, d.inUse(ctx, h.Routers(), h.Allocation.Value)...)
-				}
-				if err := d.ask(cmd, what...); err != nil {
-					return err
-				}
-				for _, h := range found {
-					if err := claims.AllowBinding(ctx, o.claimer, h, !off); err != nil {
-						return err
-					}
-					word := "allows binding"
-					if off {
-						word = "allows no binding"
-					}
-					fmt.Fprintf(cmd.OutOrStdout(), "%s %s\n", h.Allocation.Name, word)
-				}
-				return nil
+				return d.each(cmd, o, args[0], ask, !off, func(h claims.Held) (string, error) {
+					return h.Allocation.Name + " " + word, claims.AllowBinding(ctx, o.claimer, h, !off)
+				})
 			})
 		},
 	}

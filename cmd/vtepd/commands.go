@@ -236,19 +236,18 @@ func statusCommand(p *places) *cobra.Command {
 		Short: "say what the daemon is doing, and what is live",
 		Args:  usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			render := status.Snapshot.Text
-			switch output {
-			case "json":
-				render = status.Snapshot.JSON
-			case "text":
-			default:
-				return usageError{fmt.Errorf("-o %q: text or json", output)}
+			asJSON, err := format(output)
+			if err != nil {
+				return err
 			}
 			s, err := status.Fetch(cmd.Context(), p.socket)
 			if err != nil {
 				return err
 			}
-			return render(s, cmd.OutOrStdout())
+			if asJSON {
+				return s.JSON(cmd.OutOrStdout())
+			}
+			return s.Text(cmd.OutOrStdout())
 		},
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
