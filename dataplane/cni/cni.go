@@ -32,15 +32,15 @@ type Options struct {
 	Dir string // of the records, and below it of libcni's cache where an attachment names no other; made when it is needed
 	// Exec runs plugins; nil: as processes, see Processes.
 	Exec invoke.Exec
-	// There reports whether a link is in the router's namespace; nil: in that of this process.
-	There func(name string) (bool, error)
+	// Links are the names of the links in the router's namespace; nil: of those in that of this process.
+	Links func() ([]string, error)
 }
 
 // CNI is a dataplane.CNI.
 type CNI struct {
 	dir   string
 	exec  invoke.Exec
-	there func(string) (bool, error)
+	links func() ([]string, error)
 }
 
 var _ dataplane.CNI = (*CNI)(nil)
@@ -53,19 +53,28 @@ const undoTimeout = 30 * time.Second
 
 // New touches nothing yet.
 func New(o Options) *CNI {
-	c := &CNI{dir: o.Dir, exec: o.Exec, there: o.There}
+	c := &CNI{dir: o.Dir, exec: o.Exec, links: o.Links}
 	if c.exec == nil {
 		c.exec = Processes()
 	}
-	if c.there == nil {
-		c.there = there
+	if c.links == nil {
+		c.links = links
 	}
 	return c
 }
 
-func there(name string) (bool, error) {
-	links, err := net.Interfaces()
-	return slices.ContainsFunc(links, func(l net.Interface) bool { return l.Name == name }), err
+func links() ([]string, error) {
+	all, err := net.Interfaces()
+	var names []string
+	for _, l := range all {
+		names = append(names, l.Name)
+	}
+	return names, err
+}
+
+func (c *CNI) there(name string) (bool, error) {
+	all, err := c.links()
+	return slices.Contains(all, name), err
 }
 
 // Conflist implements dataplane.CNI.
@@ -267,6 +276,13 @@ func (c *CNI) Attachments(ctx context.Context) ([]dataplane.Attached, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("records of CNI attachments: %w", err)
 	}
+	if len(entries) == 0 {
+		return nil, nil
+	}
+	links, err := c.links() // once for all: it is a dump
+	if err != nil {
+		return nil, err
+	}
 	var out []dataplane.Attached
 	for _, e := range entries { // sorted by name
 		link, ok := strings.CutSuffix(e.Name(), suffix)
@@ -280,11 +296,7 @@ func (c *CNI) Attachments(ctx context.Context) ([]dataplane.Attached, error) {
 		if err != nil {
 			return nil, err
 		}
-		there, err := c.there(link)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, dataplane.Attached{Attachment: rec.Attachment, Whole: c.whole(*rec, there)})
+		out = append(out, dataplane.Attached{Attachment: rec.Attachment, Whole: c.whole(*rec, slices.Contains(links, link))})
 	}
 	return out, nil
 }

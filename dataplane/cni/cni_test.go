@@ -57,13 +57,7 @@ func newLab(t testing.TB) *lab {
 }
 
 func (l *lab) open() *cni.CNI {
-	return cni.New(cni.Options{Dir: l.state, There: func(name string) (bool, error) {
-		_, err := os.Stat(filepath.Join(l.dir, "links", name))
-		if errors.Is(err, fs.ErrNotExist) {
-			return false, nil
-		}
-		return true, err
-	}})
+	return cni.New(cni.Options{Dir: l.state, Links: l.links})
 }
 
 func must(t testing.TB, err error) {
@@ -77,13 +71,18 @@ func (l *lab) Path() string { return filepath.Join(l.dir, "bin") }
 
 func (l *lab) Links(t testing.TB) []string {
 	t.Helper()
-	entries, err := os.ReadDir(filepath.Join(l.dir, "links"))
+	names, err := l.links()
 	must(t, err)
+	return names
+}
+
+func (l *lab) links() ([]string, error) {
+	entries, err := os.ReadDir(filepath.Join(l.dir, "links"))
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
-	return names
+	return names, err
 }
 
 func (l *lab) Add(t testing.TB, name string) {
