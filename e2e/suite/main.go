@@ -23,9 +23,10 @@ import (
 )
 
 const usage = `usage:
-  suite test  [-timeout D] [-seed N]    lint, native tests, and the guests' tests on every tested FRR
+  suite test  [-timeout D] [-seed N]    lint, native tests, and the guests' tests on every tested FRR and under a container engine
   suite lint                            go vet, gofumpt, staticcheck
   suite e2e   [-run REGEX] [-frr NAME]  the guest stories of ./e2e/...
+  suite containers                      the stories under a container engine
   suite faults [-seed N] [-frr NAME]    the whole fault matrix, on the fake and on one FRR, the newest tested one without a name
   suite bench [-bench REGEX] [-frr NAME]
   suite fuzz  [-time D]                 every fuzz target, one after another
@@ -98,6 +99,8 @@ func command(ctx context.Context, args []string) error {
 		}
 		s.timeout = max(s.timeout, time.Hour)
 		return s.faults()
+	case "containers":
+		return s.containers()
 	case "lint":
 		return s.lint()
 	case "e2e":
@@ -111,7 +114,7 @@ func command(ctx context.Context, args []string) error {
 		return s.fuzz(*fuzztime)
 	default:
 		fmt.Fprint(os.Stderr, usage)
-		return fmt.Errorf("%q: unknown, would be test, lint, e2e, faults, bench or fuzz", args[0])
+		return fmt.Errorf("%q: unknown, would be test, lint, e2e, containers, faults, bench or fuzz", args[0])
 	}
 }
 

@@ -16,8 +16,11 @@ import (
 	"strings"
 )
 
-// guestTag is on the test files that need the guest's kernel or its FRR.
-const guestTag = "guest"
+// guestTag is on the test files that need the guest's kernel or its FRR, containersTag on those that need a container engine too.
+const (
+	guestTag      = "guest"
+	containersTag = "containers"
+)
 
 // pkg is what go list says of a package of this module.
 type pkg struct {

@@ -80,12 +80,13 @@ type event struct {
 type tally struct {
 	verdict  map[string]string // of each test that began: "", pass, fail, skip
 	output   map[string][]string
-	package_ string // the package's own verdict
+	took     map[string]time.Duration // of the tests that have ended, those at the top
+	package_ string                   // the package's own verdict
 	faults   faults
 }
 
 func newTally() *tally {
-	return &tally{verdict: map[string]string{}, output: map[string][]string{}}
+	return &tally{verdict: map[string]string{}, output: map[string][]string{}, took: map[string]time.Duration{}}
 }
 
 func (t *tally) add(e event) {
@@ -101,7 +102,36 @@ func (t *tally) add(e event) {
 			return
 		}
 		t.verdict[e.Test] = e.Action
+		if !strings.Contains(e.Test, "/") {
+			t.took[e.Test] = time.Duration(e.Elapsed * float64(time.Second))
+		}
 	}
+}
+
+// slow are the tests at the top that took long enough to be spoken of, the longest first.
+func (t *tally) slow() []string {
+	const long = 20 * time.Second
+	var names []string
+	for name, took := range t.took {
+		if took >= long {
+			names = append(names, name)
+		}
+	}
+	slices.SortFunc(names, func(a, b string) int { return cmp.Or(cmp.Compare(t.took[b], t.took[a]), cmp.Compare(a, b)) })
+	return names
+}
+
+// spoken is what the tests said, by name, without go test's own lines.
+func (t *tally) spoken() []string {
+	var lines []string
+	for _, name := range slices.Sorted(maps.Keys(t.output)) {
+		for _, line := range t.output[name] {
+			if line = strings.TrimRight(line, "\n"); line != "" && !strings.HasPrefix(line, "=== ") {
+				lines = append(lines, line)
+			}
+		}
+	}
+	return lines
 }
 
 // count counts the tests that have no tests below them, and a failure once: a

@@ -15,6 +15,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"vtepd/e2e/vm"
 )
 
@@ -56,12 +58,24 @@ func (s *suite) test() error {
 	if err != nil {
 		return err
 	}
+	aboutContainers, err := goList(s.ctx, containersTag)
+	if err != nil {
+		return err
+	}
 	s.say("== native tests")
 	results, err := s.native("./...")
 	if err != nil {
 		return err
 	}
-	inGuest, err := s.guests(guestPackages(plain, tagged), "")
+	places, err := s.places(guestPackages(plain, tagged), "")
+	if err != nil {
+		return err
+	}
+	engine, err := s.enginePlace(guestPackages(plain, aboutContainers))
+	if err != nil {
+		return err
+	}
+	inGuest, err := s.guests(append(places, engine))
 	if err != nil {
 		return err
 	}
@@ -80,13 +94,38 @@ func verdict(results []result) error {
 	return nil
 }
 
+// containers runs the stories under a container engine, and prints what they saw.
+func (s *suite) containers() error {
+	plain, err := goList(s.ctx, "")
+	if err != nil {
+		return err
+	}
+	tagged, err := goList(s.ctx, containersTag)
+	if err != nil {
+		return err
+	}
+	engine, err := s.enginePlace(guestPackages(plain, tagged))
+	if err != nil {
+		return err
+	}
+	engine.verbose = true
+	results, err := s.guests([]place{engine})
+	if err != nil {
+		return err
+	}
+	for _, r := range results {
+		s.say("containers: frr=%s passed=%d failed=%d skipped=%d", r.frr, r.passed, r.failed, r.skipped)
+	}
+	return verdict(results)
+}
+
 // lint prints what is wrong and fails at the first tool that finds something.
 func (s *suite) lint() error {
 	for _, args := range [][]string{
 		{"go", "vet", "./..."},
-		{"go", "vet", "-tags=" + guestTag + ",containers", "./..."},
+		{"go", "vet", "-tags=" + guestTag + "," + containersTag, "./..."},
 		{"go", "run", gofumpt, "-l", "."},
-		{"go", "run", staticcheck, "-tags=" + guestTag + ",containers", "./..."},
+		{"go", "run", staticcheck, "-tags=" + guestTag + "," + containersTag, "./..."},
 	} {
 		s.say("== %s", strings.Join(args, " "))
 		out, err := exec.CommandContext(s.ctx, args[0], args[1:]...).CombinedOutput()
@@ -165,6 +204,9 @@ func (s *suite) progress(r result, t *tally) {
 		word = "FAIL"
 	}
 	var detail strings.Builder
+	for _, name := range t.slow() {
+		fmt.Fprintf(&detail, "  %s %.0fs", name, t.took[name].Seconds())
+	}
 	if word == "FAIL" {
 		detail.WriteByte('\n')
 		t.report(&detail)
@@ -190,7 +232,11 @@ func (s *suite) e2e(run string) error {
 		path := short(p.ImportPath)
 		return path != "e2e" && !strings.HasPrefix(path, "e2e/")
 	})
-	results, err := s.guests(stories, run)
+	places, err := s.places(stories, run)
+	if err != nil {
+		return err
+	}
+	results, err := s.guests(places)
 	if err != nil {
 		return err
 	}
@@ -220,7 +266,11 @@ func (s *suite) faults() error {
 		return err
 	}
 	stories := slices.DeleteFunc(guestPackages(nil, tagged), func(p guestPkg) bool { return short(p.ImportPath) != "e2e" })
-	inGuest, err := s.guests(stories, "^TestFaults$")
+	places, err := s.places(stories, "^TestFaults$")
+	if err != nil {
+		return err
+	}
+	inGuest, err := s.guests(places)
 	if err != nil {
 		return err
 	}
@@ -333,68 +383,122 @@ func toolEvents(ctx context.Context, importPath string, f func(event)) (io.Write
 	}, nil
 }
 
-// compile builds the test binaries of the guest's packages into dir, all at once.
-func (s *suite) compile(dir string, jobs []guestJob) error {
-	for _, j := range jobs {
-		cmd := exec.CommandContext(s.ctx, "go", "test", "-c", "-tags="+guestTag, "-o", filepath.Join(dir, j.binary()), j.pkg.ImportPath)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("build the guest's tests of %s: %w\n%s", short(j.pkg.ImportPath), err, out)
+// compile builds the test binaries of the guests' packages into dir.
+func (s *suite) compile(dir string, places []place) error {
+	built := map[string]bool{}
+	for _, p := range places {
+		for _, j := range p.jobs {
+			if built[j.binary()] {
+				continue
+			}
+			built[j.binary()] = true
+			cmd := exec.CommandContext(s.ctx, "go", "test", "-c", "-tags="+j.tag, "-o", filepath.Join(dir, j.binary()), j.pkg.ImportPath)
+			cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+			if out, err := cmd.CombinedOutput(); err != nil {
+				return fmt.Errorf("build the guest's tests of %s: %w\n%s", short(j.pkg.ImportPath), err, out)
+			}
 		}
 	}
 	return nil
 }
 
+// place is a guest and the jobs that it gets, one after another.
+type place struct {
+	recipe  vm.Recipe
+	release string
+	name    string // in what is printed, and of its artifacts
+	root    vm.Root
+	jobs    []guestJob
+	verbose bool // what the tests say is shown also when they pass
+}
+
 // guestJob is the tests of one package that run in a guest.
 type guestJob struct {
 	pkg     guestPkg
-	pattern string // for -test.run, on the last release
-	rest    string // the same on the others; "" for nothing
+	tag     string
+	pattern string // for -test.run
 }
 
-// once are the stories that are long and have little to do with FRR's version: they run on the last release.
-var once = regexp.MustCompile(`^Test(Claims|Confirm|Drift|Faults|Flood|Soak)`)
+// Long stories that have little to do with FRR's version run on one release only; they are dealt out so that the guests, which
+// run side by side, take about as long.
+var (
+	onNewest = regexp.MustCompile(`^Test(Claims|Cloud|Drift|Faults|Flood)`)
+	onOldest = regexp.MustCompile(`^Test(Confirm|Soak)`)
+)
+
+// belongs says whether a package's test runs on a release, all being those that it is chosen from, the oldest first. What
+// has nothing to do with FRR runs on the newest.
+func belongs(test string, frr bool, release string, all []string) bool {
+	switch {
+	case !frr || onNewest.MatchString(test):
+		return release == all[len(all)-1]
+	case onOldest.MatchString(test):
+		return release == all[0]
+	}
+	return true
+}
 
 func (j guestJob) binary() string { return j.slug() + ".test" }
 
 func (j guestJob) slug() string { return strings.ReplaceAll(short(j.pkg.ImportPath), "/", "-") }
 
-// result is an empty one for a job on a guest.
-func (j guestJob) result(root vm.Root) result {
-	return result{pkg: short(j.pkg.ImportPath), where: "guest " + root.Release.Name, frr: root.FRR}
+// result is an empty one for a job in a place.
+func (p place) result(j guestJob) result {
+	return result{pkg: short(j.pkg.ImportPath), where: "guest " + p.name, frr: p.root.FRR}
 }
 
-// on is the job as it runs on a release, and whether it does: what has little to do with FRR runs once, on the last one.
-func (j guestJob) on(release string, all []string) (guestJob, bool) {
-	if release == all[len(all)-1] {
-		return j, true
+// places are the guests of the releases, with the packages' guest tests whose names match.
+func (s *suite) places(packages []guestPkg, run string) ([]place, error) {
+	var places []place
+	for _, release := range s.releases {
+		p := place{recipe: vm.Default, release: release, name: release}
+		for _, pkg := range packages {
+			names, err := functions(pkg.Dir, pkg.files, "Test", "Fuzz", "Example")
+			if err != nil {
+				return nil, err
+			}
+			names = slices.DeleteFunc(names, func(n string) bool { return !belongs(n, pkg.frr, release, s.releases) })
+			pattern, err := runPattern(names, run)
+			if err != nil {
+				return nil, err
+			}
+			if pattern != "" {
+				p.jobs = append(p.jobs, guestJob{pkg: pkg, tag: guestTag, pattern: pattern})
+			}
+		}
+		if p.jobs != nil {
+			places = append(places, p)
+		}
 	}
-	j.pattern = j.rest
-	return j, j.pkg.frr && j.pattern != ""
+	return places, nil
 }
 
-// guests runs the packages' guest tests whose names match, the releases side by side.
-func (s *suite) guests(packages []guestPkg, run string) ([]result, error) {
-	var jobs []guestJob
-	for _, p := range packages {
-		names, err := functions(p.Dir, p.files, "Test", "Fuzz", "Example")
-		if err != nil {
-			return nil, err
-		}
-		pattern, err := runPattern(names, run)
-		if err != nil {
-			return nil, err
-		}
-		if pattern == "" {
-			continue
-		}
-		rest, err := runPattern(slices.DeleteFunc(names, once.MatchString), run)
-		if err != nil {
-			return nil, err
-		}
-		jobs = append(jobs, guestJob{pkg: p, pattern: pattern, rest: rest})
+// enginePlace is the guest that has a container engine.
+func (s *suite) enginePlace(packages []guestPkg) (place, error) {
+	if len(packages) == 0 {
+		return place{}, errors.New("no package has tests for a container engine")
 	}
-	if jobs == nil {
+	p := place{recipe: vm.Containers, release: vm.Containers.Releases[0].Name, name: "containers"}
+	for _, pkg := range packages {
+		names, err := functions(pkg.Dir, pkg.files, "Test")
+		if err != nil {
+			return p, err
+		}
+		pattern, err := runPattern(names, "")
+		if err != nil {
+			return p, err
+		}
+		p.jobs = append(p.jobs, guestJob{pkg: pkg, tag: containersTag, pattern: pattern})
+	}
+	return p, nil
+}
+
+// atOnce is how many guests run side by side: each keeps a core busy.
+const atOnce = 2
+
+// guests builds the guests that the places need and runs their jobs, atOnce of them at a time.
+func (s *suite) guests(places []place) ([]result, error) {
+	if len(places) == 0 {
 		return nil, nil
 	}
 	work, err := os.MkdirTemp("", "vtepd-suite-")
@@ -402,36 +506,45 @@ func (s *suite) guests(packages []guestPkg, run string) ([]result, error) {
 		return nil, err
 	}
 	defer os.RemoveAll(work)
-	s.say("== guest tests: %d packages, on %s", len(jobs), strings.Join(s.releases, " and "))
-	if err := s.compile(work, jobs); err != nil {
-		return nil, err
-	}
-	roots, err := vm.Default.Build(s.ctx, os.Stderr, s.releases...)
-	if err != nil {
-		return nil, err
-	}
-	results := make([][]result, len(roots))
-	errs := make([]error, len(roots))
-	var wait sync.WaitGroup
-	for i, root := range roots {
-		var mine []guestJob
-		for _, j := range jobs {
-			if j, ok := j.on(root.Release.Name, s.releases); ok {
-				mine = append(mine, j)
+	var names []string
+	build, ctx := errgroup.WithContext(s.ctx)
+	for i, p := range places {
+		names = append(names, p.name)
+		build.Go(func() error {
+			roots, err := p.recipe.Build(ctx, os.Stderr, p.release)
+			if err == nil {
+				places[i].root = roots[0]
 			}
-		}
-		wait.Go(func() { results[i], errs[i] = s.guest(root, work, mine) })
+			return err
+		})
 	}
-	wait.Wait()
+	if err := build.Wait(); err != nil {
+		return nil, err
+	}
+	s.say("== guest tests: %s", strings.Join(names, ", "))
+	if err := s.compile(work, places); err != nil {
+		return nil, err
+	}
+	results := make([][]result, len(places))
+	errs := make([]error, len(places))
+	var group errgroup.Group
+	group.SetLimit(atOnce)
+	for i, p := range places {
+		group.Go(func() error {
+			results[i], errs[i] = s.guest(p, work)
+			return nil // one guest's trouble doesn't stop the others
+		})
+	}
+	_ = group.Wait()
 	return slices.Concat(results...), errors.Join(errs...)
 }
 
-// guest runs jobs one after another in one guest, and boots another when a job
+// guest runs a place's jobs one after another in one guest, and boots another when a job
 // took its guest down.
-func (s *suite) guest(root vm.Root, work string, jobs []guestJob) ([]result, error) {
+func (s *suite) guest(p place, work string) ([]result, error) {
 	lab := vm.Lab{
-		Checkout: s.checkout, Root: root, Extra: []vm.Share{{Path: work, ReadOnly: true}},
-		Artifacts: filepath.Join(s.checkout, "bin", "artifacts", fmt.Sprintf("suite-%s-%d", root.Release.Name, os.Getpid())),
+		Checkout: s.checkout, Root: p.root, Extra: []vm.Share{{Path: work, ReadOnly: true}},
+		Artifacts: filepath.Join(s.checkout, "bin", "artifacts", fmt.Sprintf("suite-%s-%d", p.name, os.Getpid())),
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -444,19 +557,19 @@ func (s *suite) guest(root vm.Root, work string, jobs []guestJob) ([]result, err
 		}
 	}()
 	var results []result
-	for i, j := range jobs {
+	for i, j := range p.jobs {
 		if guest == nil {
 			if guest, err = lab.Boot(s.ctx, self); err != nil {
-				s.say("FAIL  boot the %s guest: %v", root.Release.Name, err)
-				for _, left := range jobs[i:] {
-					r := left.result(root)
+				s.say("FAIL  boot the %s guest: %v", p.name, err)
+				for _, left := range p.jobs[i:] {
+					r := p.result(left)
 					r.failed = 1
 					results = append(results, r)
 				}
 				return results, s.ctx.Err()
 			}
 		}
-		r, err := s.job(guest, lab, filepath.Join(work, j.binary()), j)
+		r, err := s.job(guest, lab, filepath.Join(work, j.binary()), p, j)
 		var dead *vm.DeadError
 		switch {
 		case errors.As(err, &dead):
@@ -479,8 +592,8 @@ func (s *suite) guest(root vm.Root, work string, jobs []guestJob) ([]result, err
 }
 
 // job runs one package's tests in a guest. A *vm.DeadError comes with a result.
-func (s *suite) job(guest *vm.Guest, lab vm.Lab, binary string, j guestJob) (result, error) {
-	r := j.result(lab.Root)
+func (s *suite) job(guest *vm.Guest, lab vm.Lab, binary string, p place, j guestJob) (result, error) {
+	r := p.result(j)
 	own := lab
 	own.Artifacts = filepath.Join(lab.Artifacts, j.slug())
 	if err := os.MkdirAll(own.Artifacts, 0o755); err != nil {
@@ -523,6 +636,9 @@ func (s *suite) job(guest *vm.Guest, lab vm.Lab, binary string, j guestJob) (res
 		r.failures = t.failures()
 	}
 	s.progress(r, t)
+	if p.verbose && r.failed+r.skipped == 0 {
+		s.say("%s", strings.Join(t.spoken(), "\n"))
+	}
 	if r.failed == 0 {
 		if err := vm.DropArtifacts(own.Artifacts); err != nil {
 			return r, err

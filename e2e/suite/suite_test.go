@@ -51,19 +51,51 @@ func TestGuestPackagesAreThoseThatGrow(t *testing.T) {
 	}
 }
 
-func TestWhatHasNothingToDoWithFRRRunsOnce(t *testing.T) {
-	all := []string{"bookworm", "trixie"}
-	kernel, frr, long := guestJob{pattern: "all", rest: "all"}, guestJob{pkg: guestPkg{frr: true}, pattern: "all", rest: "some"},
-		guestJob{pkg: guestPkg{frr: true}, pattern: "all"}
+func TestWhereATestBelongs(t *testing.T) {
+	both, alone := []string{"bookworm", "trixie"}, []string{"sid"}
 	for _, c := range []struct {
-		job     guestJob
-		release string
-		want    string
-	}{{kernel, "bookworm", ""}, {kernel, "trixie", "all"}, {frr, "bookworm", "some"}, {frr, "trixie", "all"}, {long, "bookworm", ""}, {long, "trixie", "all"}} {
-		got, ok := c.job.on(c.release, all)
-		if ok != (c.want != "") || ok && got.pattern != c.want {
-			t.Errorf("frr %v on %s: %q %v, would be %q", c.job.pkg.frr, c.release, got.pattern, ok, c.want)
+		test string
+		frr  bool
+		all  []string
+		want []string
+	}{
+		{"TestSwap", true, both, both},
+		{"TestSwap", true, alone, alone},
+		{"TestSwap", false, both, []string{"trixie"}},
+		{"TestClaims", true, both, []string{"trixie"}},
+		{"TestSoak", true, both, []string{"bookworm"}},
+		{"TestSoak", true, alone, alone},
+		{"TestClaims", false, alone, alone},
+	} {
+		var got []string
+		for _, release := range c.all {
+			if belongs(c.test, c.frr, release, c.all) {
+				got = append(got, release)
+			}
 		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s, frr %v, of %q: %q, would be %q", c.test, c.frr, c.all, got, c.want)
+		}
+	}
+}
+
+func TestSlowTestsAndWhatWasSaid(t *testing.T) {
+	tl := newTally()
+	for _, e := range []event{
+		{Action: "output", Test: "TestB", Output: "=== RUN   TestB\n"},
+		{Action: "output", Test: "TestB", Output: "b_test.go:1: seen\n"},
+		{Action: "pass", Test: "TestA", Elapsed: 20},
+		{Action: "pass", Test: "TestB", Elapsed: 90},
+		{Action: "pass", Test: "TestB/x", Elapsed: 80},
+		{Action: "pass", Test: "TestC", Elapsed: 19.9},
+	} {
+		tl.add(e)
+	}
+	if got, want := tl.slow(), []string{"TestB", "TestA"}; !slices.Equal(got, want) {
+		t.Errorf("%q, would be %q", got, want)
+	}
+	if got, want := tl.spoken(), []string{"b_test.go:1: seen"}; !slices.Equal(got, want) {
+		t.Errorf("%q, would be %q", got, want)
 	}
 }
 
