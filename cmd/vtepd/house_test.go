@@ -67,41 +67,43 @@ var testOnly = []string{"alloc/memstore", "alloc/storetest", "dataplane/fake", "
 
 // libraries are the modules of others, and the rooms that may have them.
 var libraries = map[string][]string{
-	"github.com/vishvananda/netlink":         {"dataplane/kernel", "e2e/..."},
-	"github.com/mdlayher/netlink":            {"dataplane/kernel", "dataplane/monitor"},
-	"github.com/fsnotify/fsnotify":           {"daemon/watch"},
-	"gopkg.in/yaml.v3":                       {"daemon/config", "e2e/clab"},
-	"github.com/osrg/gobgp/v3":               {"frr/witness", "e2e/..."},
-	"google.golang.org/protobuf":             {"frr/witness", "e2e/..."}, // in gobgp's own interface
-	"github.com/spf13/cobra":                 {"cmd/vtepd"},
-	"github.com/google/go-containerregistry": {"e2e/..."},
-	"github.com/containernetworking/cni":     {"dataplane/cni"},
-	"github.com/coreos/go-systemd/v22":       {"cmd/vtepd"}, // the service manager's protocol
-	"github.com/google/renameio/v2":          {"daemon", "daemon/journal", "daemon/history", "alloc/dirstore", "alloc/etcdstore", "dataplane/cni"},
-	"go.etcd.io/etcd/client/v3":              {"alloc/etcdstore"},
-	"go.etcd.io/etcd/api/v3":                 {"alloc/etcdstore"}, // in the client's own interface, as are the next two
-	"go.uber.org/zap":                        {"alloc/etcdstore"},
-	"google.golang.org/grpc":                 {"alloc/etcdstore"},
-	"go.etcd.io/etcd/server/v3":              {},
-	"go.etcd.io/etcd/client/pkg/v3":          {},
-	"golang.org/x/sync":                      {"cmd/vtepd", "e2e/..."},
-	"golang.org/x/net":                       {"dataplane/kernel", "e2e/..."}, // ICMP; packet filters
-	"golang.org/x/sys":                       {"alloc/dirstore", "cmd/vtepd", "dataplane/kernel", "dataplane/monitor", "dataplane/netns", "e2e/..."},
-	"github.com/vishvananda/netns":           {"e2e/..."}, // in netlink's own interface
-	"github.com/google/go-cmp":               {"alloc/storetest", "dataplane/kerneltest", "frr/frrtest", "e2e/..."},
-	"pgregory.net/rapid":                     {"alloc/storetest", "dataplane/kerneltest", "frr/frrtest"},
-	"github.com/rogpeppe/go-internal":        {},
+	"github.com/vishvananda/netlink":           {"dataplane/kernel", "e2e/..."},
+	"github.com/mdlayher/netlink":              {"dataplane/kernel", "dataplane/monitor"},
+	"github.com/fsnotify/fsnotify":             {"daemon/watch"},
+	"gopkg.in/yaml.v3":                         {"daemon/config", "e2e/clab"},
+	"github.com/osrg/gobgp/v3":                 {"frr/witness", "e2e/..."},
+	"google.golang.org/protobuf":               {"frr/witness", "e2e/..."}, // in gobgp's own interface
+	"github.com/spf13/cobra":                   {"cmd/vtepd"},
+	"github.com/google/go-containerregistry":   {"e2e/..."},
+	"github.com/containernetworking/cni":       {"dataplane/cni"},
+	"github.com/coreos/go-systemd/v22":         {"cmd/vtepd"}, // the service manager's protocol
+	"github.com/google/renameio/v2":            {"daemon", "daemon/journal", "daemon/history", "alloc/dirstore", "alloc/etcdstore", "dataplane/cni"},
+	"go.etcd.io/etcd/client/v3":                {"alloc/etcdstore"},
+	"go.etcd.io/etcd/api/v3":                   {"alloc/etcdstore"}, // in the client's own interface, as are the next two
+	"go.uber.org/zap":                          {"alloc/etcdstore"},
+	"google.golang.org/grpc":                   {"alloc/etcdstore"},
+	"go.etcd.io/etcd/server/v3":                {},
+	"go.etcd.io/etcd/client/pkg/v3":            {},
+	"golang.org/x/sync":                        {"cmd/vtepd", "e2e/..."},
+	"golang.org/x/net":                         {"dataplane/kernel", "e2e/..."}, // ICMP; packet filters
+	"golang.org/x/sys":                         {"alloc/dirstore", "cmd/vtepd", "dataplane/kernel", "dataplane/monitor", "dataplane/netns", "e2e/..."},
+	"github.com/vishvananda/netns":             {"e2e/..."}, // in netlink's own interface
+	"github.com/google/go-cmp":                 {"alloc/storetest", "dataplane/kerneltest", "frr/frrtest", "e2e/..."},
+	"pgregory.net/rapid":                       {"alloc/storetest", "dataplane/kerneltest", "frr/frrtest"},
+	"github.com/rogpeppe/go-internal":          {},
+	"github.com/santhosh-tekuri/jsonschema/v6": {},
 }
 
 // inTests are the libraries that every test may have, and those that the tests of a room may have beside it.
 var inTests = map[string][]string{
-	"github.com/google/go-cmp":        {"..."},
-	"pgregory.net/rapid":              {"..."},
-	"github.com/rogpeppe/go-internal": {"cmd/vtepd"},
-	"go.etcd.io/etcd/server/v3":       {"alloc/etcdstore", "cmd/vtepd", "daemon"}, // embedded
-	"go.etcd.io/etcd/client/pkg/v3":   {"alloc/etcdstore"},                        // in the options of the embedded one
-	"github.com/vishvananda/netlink":  {"dataplane/monitor"},                      // makes the links that are heard of
-	"github.com/vishvananda/netns":    {"dataplane/kernel", "dataplane/monitor"},
+	"github.com/google/go-cmp":                 {"..."},
+	"pgregory.net/rapid":                       {"..."},
+	"github.com/rogpeppe/go-internal":          {"cmd/vtepd"},
+	"github.com/santhosh-tekuri/jsonschema/v6": {"e2e/clab"},                               // containerlab's own schema
+	"go.etcd.io/etcd/server/v3":                {"alloc/etcdstore", "cmd/vtepd", "daemon"}, // embedded
+	"go.etcd.io/etcd/client/pkg/v3":            {"alloc/etcdstore"},                        // in the options of the embedded one
+	"github.com/vishvananda/netlink":           {"dataplane/monitor"},                      // makes the links that are heard of
+	"github.com/vishvananda/netns":             {"dataplane/kernel", "dataplane/monitor"},
 }
 
 // topLevel are the folders that a user sees.

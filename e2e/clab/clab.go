@@ -46,13 +46,19 @@ type Node struct {
 	Sysctls     []Setting // net.* only
 	Labels      []Setting
 	NetworkMode string // "none", or "container:NODE"
+	PidMode     string // empty for its own processes alone, or "container:NODE"
 	Hostname    string // the node's name where the file has none
 }
 
 // NetworkOf is the node whose network namespace n uses, or empty for its own.
-func (n Node) NetworkOf() string {
-	name, _ := strings.CutPrefix(n.NetworkMode, "container:")
-	if name == n.NetworkMode {
+func (n Node) NetworkOf() string { return container(n.NetworkMode) }
+
+// PidOf is the node whose process namespace n uses, so that it sees that node's processes, or empty for its own.
+func (n Node) PidOf() string { return container(n.PidMode) }
+
+func container(mode string) string {
+	name, ok := strings.CutPrefix(mode, "container:")
+	if !ok {
 		return ""
 	}
 	return name

@@ -56,7 +56,7 @@ topology:
       env: {C: "3"}
       binds: ["g:/x"]
   nodes:
-    r2: {group: router, hostname: other, labels: {l: ""}}
+    r2: {group: router, hostname: other, labels: {l: ""}, pid-mode: "container:h1", stages: {create: {wait-for: [{node: h1, stage: create}]}}}
     r1:
       group: router
       entrypoint: /sbin/init --x
@@ -94,7 +94,7 @@ topology:
 			Name: "r2", Pos: Pos{"f", 24, 5}, Kind: "linux", Group: "router", Image: "frr", Cmd: []string{"from", "kind"},
 			Exec: exec, Binds: []Bind{{"g", "/x", false}, {"common", "/y", true}},
 			Env: []Setting{{"A", "1"}, {"B", "2"}, {"C", "3"}}, Sysctls: sysctls, Labels: []Setting{{"l", ""}},
-			NetworkMode: "none", Hostname: "other",
+			NetworkMode: "none", PidMode: "container:h1", Hostname: "other",
 		}},
 		Links: []Link{
 			{Pos: Pos{"f", 33, 7}, A: Endpoint{"r1", "eth1", ""}, B: Endpoint{"r2", "eth1", ""}, MTU: 9500},
@@ -151,6 +151,17 @@ func TestProblems(t *testing.T) {
 		{"network mode", strings.Replace(node(""), "mode: none", "mode: host", 1), `f:4:47: topology.nodes.r1.network-mode: "host": none or container:NODE is wanted`},
 		{"no such node", strings.Replace(node(""), "mode: none", "mode: container:r3", 1), `f:4:47: topology.nodes.r1.network-mode: no node "r3"`},
 		{"itself", strings.Replace(node(""), "mode: none", "mode: container:r1", 1), "f:4:47: topology.nodes.r1.network-mode: the node itself"},
+		{"pid mode", node("pid-mode: host"), `f:4:63: topology.nodes.r1.pid-mode: "host": only container:NODE is known here`},
+		{"no such node for processes", node("pid-mode: container:r3"), `f:4:63: topology.nodes.r1.pid-mode: no node "r3"`},
+		{"its own processes", node("pid-mode: container:r1"), "f:4:63: topology.nodes.r1.pid-mode: the node itself"},
+		{"processes before their node", node("pid-mode: container:r2"), "f:4:63: topology.nodes.r1.pid-mode: stages: {create: {wait-for: [{node: r2, stage: create}]}} is wanted beside it: containerlab doesn't make that node first by itself"},
+		{"processes of processes", node("pid-mode: container:r3") + "\n    r3: {kind: linux, image: i, network-mode: container:r2}", `f:4:63: topology.nodes.r1.pid-mode: node "r3" has not all namespaces of its own`},
+		{"network of one with another's processes", strings.Replace(node(""), "mode: none, ", "mode: container:r3", 1) + "\n    r3: {kind: linux, image: i, network-mode: none, pid-mode: container:r2, stages: {create: {wait-for: [{node: r2, stage: create}]}}}", `f:4:47: topology.nodes.r1.network-mode: node "r3" has not all namespaces of its own`},
+		{"a wait for another", node("stages: {create: {wait-for: [{node: r2, stage: create}]}}"), `f:4:5: topology.nodes.r1.stages: a wait for "r2"; only one for the node of pid-mode is known here`},
+		{"another stage", node("stages: {healthy: {}}"), "f:4:62: topology.nodes.r1.stages.healthy: unknown field"},
+		{"more of a stage", node("stages: {create: {exec: []}}"), "f:4:71: topology.nodes.r1.stages.create.exec: unknown field"},
+		{"a wait for a stage", node("stages: {create: {wait-for: [{node: r2, stage: healthy}]}}"), "f:4:82: topology.nodes.r1.stages.create.wait-for[0]: {node: NODE, stage: create} is wanted; no other is known here"},
+		{"stages of a group", node("") + "\n  groups: {g: {stages: {}}}", "f:6:16: topology.groups.g.stages: known here in nodes alone"},
 		{"sysctls beside", strings.Replace(node("sysctls: {net.a: 1}"), "mode: none", "mode: container:r2", 1), `f:4:47: topology.nodes.r1.network-mode: sysctls are not possible in the network namespace of node "r2"`},
 		{"sysctl", node("sysctls: {kernel.x: 1}"), `f:4:63: topology.nodes.r1.sysctls: "kernel.x" is not net.…, the only ones that a network namespace has`},
 		{"env", node("env: {1A: x}"), `f:4:59: topology.nodes.r1.env: "1A" is not a letter or '_', then letters, digits and '_'`},

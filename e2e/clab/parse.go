@@ -149,7 +149,8 @@ type definition struct {
 	pos                            Pos
 	key                            *yaml.Node
 	kind, group, image             said[string]
-	hostname, network              said[string]
+	hostname, network, pid         said[string]
+	waitFor                        []string // nodes that containerlab makes before
 	cmd, entrypoint                said[[]string]
 	exec                           []string
 	binds                          []said[Bind]
@@ -252,6 +253,17 @@ func (p *parser) definition(key, n *yaml.Node, path string) definition {
 			if m := d.network.value; m != "" && m != "none" && !strings.HasPrefix(m, "container:") {
 				p.bad(f.value, sub, "%q: none or container:NODE is wanted", m)
 			}
+		case "pid-mode":
+			d.pid = text()
+			if m := d.pid.value; m != "" && container(m) == "" {
+				p.bad(f.value, sub, "%q: only container:NODE is known here", m)
+			}
+		case "stages":
+			if !strings.HasPrefix(path, "topology.nodes.") {
+				p.bad(f.key, sub, "known here in nodes alone")
+				continue
+			}
+			d.waitFor = p.stages(f.value, sub)
 		case "cmd":
 			d.cmd = said[[]string]{p.words(f.value, sub, p.text(f, sub)), f.value}
 		case "entrypoint":
@@ -282,6 +294,43 @@ func (p *parser) definition(key, n *yaml.Node, path string) definition {
 		}
 	}
 	return d
+}
+
+// stages reads which nodes are made before one: the only thing about the stages of a deployment that is known here.
+func (p *parser) stages(n *yaml.Node, path string) (waitFor []string) {
+	for _, stage := range p.mapping(n, path) {
+		if stage.name != "create" {
+			p.unknown(stage, path)
+			continue
+		}
+		path := path + ".create"
+		for _, f := range p.mapping(stage.value, path) {
+			if f.name != "wait-for" {
+				p.unknown(f, path)
+				continue
+			}
+			for i, n := range p.sequence(f.value, path+".wait-for") {
+				at := fmt.Sprintf("%s.wait-for[%d]", path, i)
+				var node, stage string
+				for _, f := range p.mapping(n, at) {
+					switch f.name {
+					case "node":
+						node = p.text(f, at+".node")
+					case "stage":
+						stage = p.text(f, at+".stage")
+					default:
+						p.unknown(f, at)
+					}
+				}
+				if node == "" || stage != "create" {
+					p.bad(n, at, "{node: NODE, stage: create} is wanted; no other is known here")
+					continue
+				}
+				waitFor = append(waitFor, node)
+			}
+		}
+	}
+	return waitFor
 }
 
 func (p *parser) bind(n *yaml.Node, path, s string) (b Bind, ok bool) {
@@ -450,6 +499,7 @@ func (d *draft) resolve(p *parser) *Topology {
 		t.Nodes = append(t.Nodes, d.node(p, name))
 	}
 	for _, n := range t.Nodes {
+		d.pids(p, t, n)
 		of := n.NetworkOf()
 		if of == "" {
 			continue
@@ -466,6 +516,8 @@ func (d *draft) resolve(p *parser) *Topology {
 			p.bad(at, field, "the node itself")
 		case other.NetworkOf() != "":
 			p.bad(at, field, "node %q has no network namespace of its own", of)
+		case other.PidOf() != "":
+			p.bad(at, field, "node %q has not all namespaces of its own", of)
 		}
 		if len(n.Sysctls) > 0 {
 			p.bad(at, field, "sysctls are not possible in the network namespace of node %q", of)
@@ -493,6 +545,32 @@ func (d *draft) resolve(p *parser) *Topology {
 		t.Links = append(t.Links, l.Link)
 	}
 	return t
+}
+
+// pids checks whose process namespace a node uses. The other is to be there first: of a network namespace's owner
+// containerlab sees to that by itself, of this one it doesn't.
+func (d *draft) pids(p *parser, t *Topology, n Node) {
+	node, of := d.nodes[n.Name], n.PidOf()
+	at, field := node.key, "topology.nodes."+n.Name+".pid-mode"
+	if node.pid.node != nil {
+		at = node.pid.node
+	}
+	if of == "" {
+		for _, name := range node.waitFor {
+			p.bad(node.key, "topology.nodes."+n.Name+".stages", "a wait for %q; only one for the node of pid-mode is known here", name)
+		}
+		return
+	}
+	switch other, ok := t.Node(of); {
+	case !ok:
+		p.bad(at, field, "no node %q", of)
+	case of == n.Name:
+		p.bad(at, field, "the node itself")
+	case other.PidOf() != "" || other.NetworkOf() != "":
+		p.bad(at, field, "node %q has not all namespaces of its own", of)
+	case !slices.Equal(node.waitFor, []string{of}):
+		p.bad(at, field, "stages: {create: {wait-for: [{node: %s, stage: create}]}} is wanted beside it: containerlab doesn't make that node first by itself", of)
+	}
 }
 
 func (d *draft) node(p *parser, name string) Node {
@@ -533,6 +611,7 @@ func (d *draft) node(p *parser, name string) Node {
 	n.Image = image.value
 	n.Entrypoint = pick(levels, func(d definition) said[[]string] { return d.entrypoint }).value
 	n.Cmd = pick(levels, func(d definition) said[[]string] { return d.cmd }).value
+	n.PidMode = pick(levels, func(d definition) said[string] { return d.pid }).value
 	n.Hostname = cmp.Or(pick(levels, func(d definition) said[string] { return d.hostname }).value, name)
 	network := pick(levels, func(d definition) said[string] { return d.network })
 	if network.node == nil {

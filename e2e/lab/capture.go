@@ -39,14 +39,14 @@ type capture struct {
 	seen   func(c captured) // called for each frame
 }
 
-// capturePort starts a capture of all UDP on a port.
-func (n *Node) capturePort(port string, seen func(captured)) (*capture, error) {
+// capturePort starts a capture on a port, of what passes the filter.
+func (n *Node) capturePort(port string, passes []bpf.Instruction, seen func(captured)) (*capture, error) {
 	c := &capture{node: n.Name, port: port, ended: make(chan struct{}), seen: seen}
 	link, err := n.netlink.LinkByName(port)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %s: %w", n.Name, port, err)
 	}
-	filter, err := bpf.Assemble(udpOnly)
+	filter, err := bpf.Assemble(passes)
 	if err != nil {
 		return nil, err
 	}

@@ -57,7 +57,8 @@ type world struct {
 
 // holder is the first process of a node: it makes the node's root, says "ok",
 // reaps what is orphaned, and lives until its standard input ends. As it is
-// process 1 of a process namespace, everything in the node dies with it.
+// process 1 of a process namespace, everything in the node dies with it. In a node that uses another's process namespace that
+// one's first process does all this, and this one holds the rest.
 func holder() error {
 	signal.Ignore(unix.SIGINT, unix.SIGTERM, unix.SIGPIPE)
 	children := make(chan os.Signal, 1)

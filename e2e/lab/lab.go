@@ -103,12 +103,12 @@ func Deploy(ctx context.Context, topo *clab.Topology, dir string, opt Options) (
 	if err := l.copyBinds(dir); err != nil {
 		return nil, err
 	}
-	// Those with a network namespace of their own first.
+	// Those with all namespaces of their own first.
 	for _, of := range []bool{false, true} {
 		var g errgroup.Group
 		var mu sync.Mutex
 		for _, n := range topo.Nodes {
-			if (n.NetworkOf() != "") != of {
+			if (n.NetworkOf() != "" || n.PidOf() != "") != of {
 				continue
 			}
 			g.Go(func() error {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -521,6 +522,71 @@ func TestResidue(t *testing.T) {
 	}
 	if after := scratch(); !slices.Equal(before, after) {
 		t.Errorf("scratch directories: %v before, %v after", before, after)
+	}
+}
+
+// A node with another's process namespace sees that one's processes, and by them its network, and ends by itself. A watch
+// sees what passes a port, both ways.
+func TestProcessesOfAnother(t *testing.T) {
+	topo, err := clab.Parse("pids", []byte(`name: pids
+topology:
+  defaults: {kind: linux, image: i, network-mode: none}
+  nodes:
+    n1: {exec: [ip addr add 192.0.2.1/24 dev eth1]}
+    n2:
+      pid-mode: container:n1
+      stages: {create: {wait-for: [{node: n1, stage: create}]}}
+      exec: [ip addr add 192.0.2.2/24 dev eth1]
+  links:
+    - type: veth
+      endpoints: [{node: n1, interface: eth1, mac: "02:00:00:00:00:01"}, {node: n2, interface: eth1, mac: "02:00:00:00:00:02"}]
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := within(t, 5*time.Minute)
+	l, err := Deploy(ctx, topo, ".", Options{Roots: roots()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Destroy(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+	// One that nobody waits for, and that isn't this program's child.
+	if _, err := l.Node("n2").Exec(ctx, "sh", "-c", "sleep 1000 </dev/null >/dev/null 2>&1 &"); err != nil {
+		t.Fatal(err)
+	}
+	for name, path := range map[string]string{"n1": "/proc/self/ns/net", "n2": "/proc/1/ns/net"} {
+		if id, err := l.Node(name).Exec(ctx, "readlink", path); err != nil || strings.TrimSpace(id) != l.Node("n1").ns.id {
+			t.Errorf("%s: %s is %q, not n1's %q: %v", name, path, id, l.Node("n1").ns.id, err)
+		}
+	}
+	if id, err := l.Node("n2").Exec(ctx, "readlink", "/proc/self/ns/net"); err != nil || strings.TrimSpace(id) != l.Node("n2").ns.id {
+		t.Errorf("n2's own network namespace is %q, not %q: %v", id, l.Node("n2").ns.id, err)
+	}
+
+	w, err := l.Node("n1").Watch("eth1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Node("n2").Exec(ctx, "ping", "-n", "-c", "3", "-i", "0.1", "-p", "c10d", "192.0.2.1"); err != nil {
+		t.Error(err)
+	}
+	frames, err := w.Stop()
+	if err != nil {
+		t.Error(err)
+	}
+	seen := map[string]int{}
+	for _, f := range frames {
+		if strings.Contains(string(f.Data), "\xc1\x0d\xc1\x0d\xc1\x0d") {
+			seen[fmt.Sprintf("%s > %s out=%v", f.Src, f.Dst, f.Out)]++
+		}
+	}
+	want := map[string]int{"02:00:00:00:00:02 > 02:00:00:00:00:01 out=false": 3, "02:00:00:00:00:01 > 02:00:00:00:00:02 out=true": 3}
+	if !maps.Equal(seen, want) {
+		t.Errorf("seen %v, want %v", seen, want)
 	}
 }
 

@@ -86,7 +86,7 @@ func (l *Lab) startNode(ctx context.Context, def clab.Node) (*Node, error) {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Args = []string{holderName, def.Name}
 	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC}
+	cmd.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC}
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -95,17 +95,25 @@ func (l *Lab) startNode(ctx context.Context, def clab.Node) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
+	var others []func() error // to be entered
 	if of := def.NetworkOf(); of != "" {
-		err = onThread(func() error {
-			if err := setns(l.Node(of).ns.net, unix.CLONE_NEWNET); err != nil {
-				return err
-			}
-			return cmd.Start()
-		})
+		others = append(others, func() error { return setns(l.Node(of).ns.net, unix.CLONE_NEWNET) })
 	} else {
 		cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWNET
-		err = cmd.Start()
 	}
+	if of := def.PidOf(); of != "" {
+		others = append(others, func() error { return setns(l.Node(of).ns.pid, unix.CLONE_NEWPID) })
+	} else {
+		cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWPID
+	}
+	err = onThread(func() error {
+		for _, enter := range others {
+			if err := enter(); err != nil {
+				return err
+			}
+		}
+		return cmd.Start()
+	})
 	if err != nil {
 		return nil, fmt.Errorf("start its first process: %w", err)
 	}

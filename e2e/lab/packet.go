@@ -120,3 +120,6 @@ var udpOnly = []bpf.Instruction{
 	bpf.RetConstant{Val: 1 << 18},
 	bpf.RetConstant{Val: 0},
 }
+
+// everything is a socket filter that lets every frame pass.
+var everything = []bpf.Instruction{bpf.RetConstant{Val: 1 << 18}}

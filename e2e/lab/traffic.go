@@ -39,6 +39,9 @@ type TrafficOptions struct {
 	Ours     string        // the leaf under change
 	Interval time.Duration // between the packets of a flow; default 20 ms
 	Size     int           // of a packet's UDP payload; default 64 bytes
+	// Parents are the ports of other nodes by which what is for a leaf's endpoint reaches the leaf: the endpoint's parent,
+	// where that is in a network namespace that isn't the leaf's.
+	Parents map[string]clab.Endpoint
 }
 
 // Traffic runs between hosts, and is captured on both sides of both leaves.
@@ -114,8 +117,15 @@ func (l *Lab) StartTraffic(ctx context.Context, opt TrafficOptions) (_ *Traffic,
 				leaves[leaf] = append(leaves[leaf], near.Interface) // an uplink
 			}
 		}
+		ports := []clab.Endpoint{}
 		for _, port := range leaves[leaf] {
-			c, err := l.Node(leaf).capturePort(port, func(c captured) { t.saw(leaf, port, c) })
+			ports = append(ports, clab.Endpoint{Node: leaf, Interface: port})
+		}
+		if parent, ok := opt.Parents[leaf]; ok {
+			ports = append(ports, parent)
+		}
+		for _, port := range ports {
+			c, err := l.Node(port.Node).capturePort(port.Interface, udpOnly, func(c captured) { t.saw(leaf, port, c) })
 			if err != nil {
 				return nil, err
 			}
@@ -256,8 +266,12 @@ func (t *Traffic) receive(r *flowRun) {
 	}
 }
 
-// saw takes a captured frame to the packet that it is of.
-func (t *Traffic) saw(leaf, port string, c captured) {
+// saw takes a captured frame of a leaf's to the packet that it is of.
+func (t *Traffic) saw(leaf string, at clab.Endpoint, c captured) {
+	port := at.Interface
+	if at.Node != leaf {
+		port = "" // none of the leaf's own
+	}
 	f, ok := readFrame(c.data)
 	if !ok || int(f.flow) >= len(t.flows) {
 		return
