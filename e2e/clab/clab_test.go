@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"vtepd/daemon/config"
 )
 
 // The files that the project ships are test inputs.
@@ -28,6 +30,26 @@ func TestShippedTopologies(t *testing.T) {
 					t.Errorf("%s: node %s: %v", f, n.Name, err)
 				}
 			}
+		}
+	}
+}
+
+// So are the configs beside them, which their README has people drop.
+func TestShippedConfigs(t *testing.T) {
+	files, err := filepath.Glob("../../containerlab/*/leaf*/vtepd.yaml")
+	if err != nil || len(files) != 4 {
+		t.Fatalf("%d configs: %v", len(files), err)
+	}
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := config.Parse(f, text)
+		if err != nil {
+			t.Error(err)
+		} else if leaf := filepath.Base(filepath.Dir(f)); c.Node.Name != leaf {
+			t.Errorf("%s is for node %q", f, c.Node.Name)
 		}
 	}
 }

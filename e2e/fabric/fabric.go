@@ -52,6 +52,7 @@ type Config struct {
 	Endpoints string // more endpoints, in the file's own form, indented by two
 	MoreVNIs  string // more VNIs, in the file's own form, indented by two
 	More      string // more sections
+	Text      string // the whole file, in place of all that is above; VNIs are still those that it has
 }
 
 // Prefer is an address of the pool.
@@ -68,6 +69,9 @@ func VNIs(n int) []int {
 
 // YAML is the file.
 func (c Config) YAML() string {
+	if c.Text != "" {
+		return c.Text
+	}
 	var b strings.Builder
 	placement := "loopback: {}"
 	if c.Parent != "" {
