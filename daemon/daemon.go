@@ -408,6 +408,10 @@ func (d *Daemon) runner(p plan.Plan, timeout time.Duration) (r *txn.Runner, done
 	})
 	swap := d.Kernel.Counts()
 	event := func(e txn.Event) {
+		if e.Note != "" {
+			d.Log.Warn("step waits", "generation", p.Generation, "phase", e.Phase, "note", e.Note)
+			return
+		}
 		now := d.Kernel.Counts()
 		if e.Phase == plan.Swap && !e.Undo && !e.Done {
 			swap = now

@@ -2,7 +2,10 @@ package txn
 
 import (
 	"context"
+	"fmt"
+	"net/netip"
 	"slices"
+	"strings"
 
 	"vtepd/daemon/plan"
 	"vtepd/daemon/state"
@@ -58,6 +61,38 @@ func (r *Runner) mend(ctx context.Context, p plan.Plan) error {
 		}
 	}
 	return r.Kernel.Unstage()
+}
+
+// nudge takes those of the prefixes' lines that are there, but have nothing in BGP, out of bgpd's configuration and puts them in again.
+// bgpd asks zebra once for the route behind a line (`bgp network import-check`) and then waits to be told of a change; under load, one
+// of 8.4.4 was seen waiting for a minute beside a zebra that had the address. Nobody hears of it: what isn't in BGP was sent to nobody.
+// A line that a kill leaves out is one that the undo, which follows, would take out.
+func (r *Runner) nudge(ctx context.Context, prefixes []netip.Prefix) error {
+	if len(prefixes) == 0 {
+		return nil
+	}
+	f, err := r.FRR.Observe(ctx, frr.Query{Config: true, Prefixes: prefixes})
+	if err != nil || f.Instance.ASN == 0 { // it is waited for, like anything else
+		return nil
+	}
+	var out, in []frr.Edit
+	var names []string
+	for _, route := range f.Routes {
+		ours := slices.Contains(f.Networks, frr.Network{Prefix: route.Prefix, RouteMap: frr.Mark})
+		if route.Local || !ours {
+			continue
+		}
+		e := frr.Edit{Verb: frr.RemoveNetwork, ASN: f.Instance.ASN, Prefix: route.Prefix}
+		out, in, names = append(out, e), append(in, e.Inverse()), append(names, e.Object())
+	}
+	if out == nil {
+		return nil
+	}
+	r.report(Event{Phase: plan.Announce, Note: fmt.Sprintf("BGP doesn't take up %s; written anew", strings.Join(names, ", "))})
+	if err := r.FRR.Apply(ctx, out); err != nil {
+		return err
+	}
+	return r.FRR.Apply(ctx, in)
 }
 
 // possible is an action less what it would set of links that somebody else has deleted meanwhile. On the way back mend makes

@@ -49,6 +49,7 @@ type Event struct {
 	// Deadline is until when a step that begins waits to be confirmed; zero for any other.
 	Deadline time.Time
 	Retry    bool   // it failed and will be tried again
+	Note     string // what was done beside the plan while the step waits; of an event that is about nothing else
 	Looks    uint64 // how often conditions were looked at by now, in this transaction
 }
 
@@ -83,6 +84,8 @@ const (
 	tamperedMost = 2 * time.Second
 	// poll is how often a condition is looked at that FRR gives no event for.
 	poll = 100 * time.Millisecond
+	// nudgeAfter is the part of a step's timeout after which bgpd is nudged.
+	nudgeAfter = 4
 	// lastDrain bounds the drain of a daemon that was told to stop.
 	lastDrain = 5 * time.Second
 	// retryFirst and retryMost bound the backoff of a step past the point of no return.
@@ -439,6 +442,7 @@ func (r *Runner) awaitMending(ctx context.Context, w plan.Await, mend func(conte
 	defer cancel()
 	var why error
 	var tampered time.Time // since when
+	nudge := time.After(timeout / nudgeAfter)
 	for {
 		began := time.Now()
 		r.beat()
@@ -470,6 +474,10 @@ func (r *Runner) awaitMending(ctx context.Context, w plan.Await, mend func(conte
 			why = err
 		}
 		select {
+		case <-nudge:
+			if err := r.nudge(limit, w.Announced); err != nil && limit.Err() == nil {
+				return err
+			}
 		case <-limit.Done():
 			if ctx.Err() != nil {
 				return fmt.Errorf("interrupted (%w) while waiting: %w", context.Cause(ctx), why)

@@ -930,3 +930,33 @@ func TestOldAddressGone(t *testing.T) {
 		r.is(t, r.p.New)
 	})
 }
+
+// TestDeafBGP: a bgpd that has the line and doesn't take it up is given the line anew, once, and that is told.
+func TestDeafBGP(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRouter()
+		written := 0
+		r.frr.OnEdit(func(_ int, e frr.Edit) {
+			if e.Verb == frr.AddNetwork && e.Prefix == host(newVTEP) {
+				written++
+			}
+		})
+		r.frr.SetPresent(func(p netip.Prefix) bool { return p != host(newVTEP) || written > 1 })
+		var notes []string
+		report := r.Report
+		r.Report = func(e txn.Event) {
+			if e.Note != "" {
+				notes = append(notes, e.Note)
+				return
+			}
+			report(e)
+		}
+		if err := r.Run(t.Context(), r.p); err != nil {
+			t.Fatal(err)
+		}
+		r.is(t, r.p.New)
+		if want := []string{"BGP doesn't take up network 10.255.0.12/32; written anew"}; written != 2 || !slices.Equal(notes, want) {
+			t.Errorf("written %d times, told %q, would be 2 and %q", written, notes, want)
+		}
+	})
+}
