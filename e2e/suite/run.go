@@ -426,14 +426,17 @@ var (
 	onOldest = regexp.MustCompile(`^Test(Confirm|Soak)`)
 )
 
-// belongs says whether a package's test runs on a release, all being those that it is chosen from, the oldest first. What
+// ground are the packages that are the lab itself: the stories stand on them on every release, their own tests run on one.
+var ground = []string{"e2e/lab", "e2e/vm"}
+
+// belongs says whether a test of p runs on a release, all being those that it is chosen from, the oldest first. What
 // has nothing to do with FRR runs on the newest.
-func belongs(test string, frr bool, release string, all []string) bool {
+func belongs(test string, p guestPkg, release string, all []string) bool {
 	switch {
-	case !frr || onNewest.MatchString(test):
-		return release == all[len(all)-1]
-	case onOldest.MatchString(test):
+	case slices.Contains(ground, short(p.ImportPath)) || onOldest.MatchString(test):
 		return release == all[0]
+	case !p.frr || onNewest.MatchString(test):
+		return release == all[len(all)-1]
 	}
 	return true
 }
@@ -457,7 +460,7 @@ func (s *suite) places(packages []guestPkg, run string) ([]place, error) {
 			if err != nil {
 				return nil, err
 			}
-			names = slices.DeleteFunc(names, func(n string) bool { return !belongs(n, pkg.frr, release, s.releases) })
+			names = slices.DeleteFunc(names, func(n string) bool { return !belongs(n, pkg, release, s.releases) })
 			pattern, err := runPattern(names, run)
 			if err != nil {
 				return nil, err

@@ -54,27 +54,30 @@ func TestGuestPackagesAreThoseThatGrow(t *testing.T) {
 func TestWhereATestBelongs(t *testing.T) {
 	both, alone := []string{"bookworm", "trixie"}, []string{"sid"}
 	for _, c := range []struct {
+		pkg  string
 		test string
 		frr  bool
 		all  []string
 		want []string
 	}{
-		{"TestSwap", true, both, both},
-		{"TestSwap", true, alone, alone},
-		{"TestSwap", false, both, []string{"trixie"}},
-		{"TestClaims", true, both, []string{"trixie"}},
-		{"TestSoak", true, both, []string{"bookworm"}},
-		{"TestSoak", true, alone, alone},
-		{"TestClaims", false, alone, alone},
+		{"e2e", "TestSwap", true, both, both},
+		{"e2e", "TestSwap", true, alone, alone},
+		{"dataplane/kernel", "TestSwap", false, both, []string{"trixie"}},
+		{"e2e", "TestClaims", true, both, []string{"trixie"}},
+		{"e2e", "TestSoak", true, both, []string{"bookworm"}},
+		{"e2e", "TestSoak", true, alone, alone},
+		{"dataplane", "TestClaims", false, alone, alone},
+		{"e2e/lab", "TestBGP", true, both, []string{"bookworm"}},
+		{"e2e/lab", "TestBGP", true, alone, alone},
 	} {
 		var got []string
 		for _, release := range c.all {
-			if belongs(c.test, c.frr, release, c.all) {
+			if belongs(c.test, guestPkg{pkg: pkg{ImportPath: "m/" + c.pkg}, frr: c.frr}, release, c.all) {
 				got = append(got, release)
 			}
 		}
 		if !slices.Equal(got, c.want) {
-			t.Errorf("%s, frr %v, of %q: %q, would be %q", c.test, c.frr, c.all, got, c.want)
+			t.Errorf("%s %s, frr %v, of %q: %q, would be %q", c.pkg, c.test, c.frr, c.all, got, c.want)
 		}
 	}
 }
