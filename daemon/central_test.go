@@ -67,16 +67,8 @@ func newWorld(dir string) *world {
 	w.frr.SetPresent(func(p netip.Prefix) bool {
 		return slices.ContainsFunc(w.kernel.Links(), func(l dataplane.Link) bool { return l.Up && slices.Contains(l.Addrs, p) })
 	})
-	w.frr.SetVNIs(func() []frr.VNI {
-		var out []frr.VNI
-		links := w.kernel.Links()
-		for _, l := range links {
-			if m, ok := dataplane.Find(links, l.Master); l.Kind == dataplane.VXLAN && l.Up && ok && m.Up {
-				out = append(out, frr.VNI{VNI: l.VNI, Device: l.Name, Local: l.Local})
-			}
-		}
-		return out
-	})
+	w.frr.SetVNIs(func() []frr.VNI { return vnisOf(w.kernel.Links(), true) })
+	w.frr.SetIdle(func() []frr.VNI { return vnisOf(w.kernel.Links(), false) })
 	taken, err := alloc.NewPools(alloc.Pool{Name: "p2", Kind: alloc.KindAddress, Entries: []string{"10.250.0.1/32"}})
 	if err == nil {
 		_, _, err = alloc.NewClaimer(w.store, taken).Acquire(context.Background(), alloc.Claim{Name: "r2/loopback/lo0/ipv4", Pool: "p2"})
@@ -86,6 +78,18 @@ func newWorld(dir string) *world {
 	}
 	w.ports = Ports{Kernel: w.kernel, CNI: w.cni, FRR: w.frr, Ledger: ledgerOn(w.store), Journal: journal.In(dir)}
 	return w
+}
+
+// vnisOf is what zebra makes of links: the VXLANs that BGP hears of, being up and in a bridge that is, or the others.
+func vnisOf(links []dataplane.Link, live bool) []frr.VNI {
+	var out []frr.VNI
+	for _, l := range links {
+		m, ok := dataplane.Find(links, l.Master)
+		if l.Kind == dataplane.VXLAN && (l.Up && ok && m.Up) == live {
+			out = append(out, frr.VNI{VNI: l.VNI, Device: l.Name, Local: l.Local})
+		}
+	}
+	return out
 }
 
 // conflistOn is one that can be accepted.

@@ -73,16 +73,8 @@ func TestFlood(t *testing.T) {
 	f.SetPresent(func(p netip.Prefix) bool {
 		return slices.ContainsFunc(see(own), func(l dataplane.Link) bool { return l.Up && slices.Contains(l.Addrs, p) })
 	})
-	f.SetVNIs(func() []frr.VNI {
-		var out []frr.VNI
-		links := see(own)
-		for _, l := range links {
-			if m, ok := dataplane.Find(links, l.Master); l.Kind == dataplane.VXLAN && l.Up && ok && m.Up {
-				out = append(out, frr.VNI{VNI: l.VNI, Device: l.Name, Local: l.Local})
-			}
-		}
-		return out
-	})
+	f.SetVNIs(func() []frr.VNI { return vnisOf(see(own), true) })
+	f.SetIdle(func() []frr.VNI { return vnisOf(see(own), false) })
 	dir := t.TempDir()
 	file := filepath.Join(dir, "config.yaml")
 	const config = "version: 1\nnode: {name: r1}\nendpoints: {vtep0: {loopback: {}, address: {static: 10.0.0.11}}}\nvnis: {100: {endpoint: vtep0}}\n"

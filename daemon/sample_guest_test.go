@@ -164,16 +164,8 @@ func TestSample(t *testing.T) {
 		f.SetPresent(func(p netip.Prefix) bool {
 			return slices.ContainsFunc(s.links(), func(l dataplane.Link) bool { return l.Up && slices.Contains(l.Addrs, p) })
 		})
-		f.SetVNIs(func() []frr.VNI {
-			var out []frr.VNI
-			links := s.links()
-			for _, l := range links {
-				if m, ok := dataplane.Find(links, l.Master); l.Kind == dataplane.VXLAN && l.Up && ok && m.Up {
-					out = append(out, frr.VNI{VNI: l.VNI, Device: l.Name, Local: l.Local})
-				}
-			}
-			return out
-		})
+		f.SetVNIs(func() []frr.VNI { return vnisOf(s.links(), true) })
+		f.SetIdle(func() []frr.VNI { return vnisOf(s.links(), false) })
 		s.ports = Ports{Kernel: s.kernel, CNI: cni.New(cni.Options{Dir: memoryDir(t)}), FRR: f, Ledger: ledgerOn(memstore.New().Open()), Journal: journal.In(memoryDir(t))}
 		quick := strings.NewReplacer("timeout: 3s", "timeout: 60s, drain: {quiet: 20ms, limit: 1s}")
 		a, b := quick.Replace(drawConfig(rt, "a")), quick.Replace(drawConfig(rt, "b"))

@@ -18,7 +18,10 @@ import (
 // or the way back would never come to its end.
 func (r *Runner) back(ctx context.Context, p plan.Plan) error {
 	w := plan.Await{State: &p.Old, Own: p.New.Routes, OwnID: p.New.RouterID}
-	return r.awaitMending(ctx, w, func(ctx context.Context) error { return r.mend(ctx, p) })
+	return r.wait(ctx, wait{
+		look: func(ctx context.Context) ([]string, error) { return r.look(ctx, w) },
+		mend: func(ctx context.Context) error { return r.mend(ctx, p) },
+	})
 }
 
 // mend does the first half of the plan from what is there to the old state: what adds and changes. What is too much is left
@@ -63,14 +66,24 @@ func (r *Runner) mend(ctx context.Context, p plan.Plan) error {
 	return r.Kernel.Unstage()
 }
 
-// nudge takes those of the prefixes' lines that are there, but have nothing in BGP, out of bgpd's configuration and puts them in again.
+// nudge has FRR take up again what it seems to have missed.
+func (r *Runner) nudge(ctx context.Context, w plan.Await) error {
+	if len(w.Announced) > 0 {
+		if err := r.announceAnew(ctx, w.Announced); err != nil {
+			return err
+		}
+	}
+	if len(w.Gone) > 0 {
+		return r.downAnew(ctx, w.Gone)
+	}
+	return nil
+}
+
+// announceAnew takes those of the prefixes' lines that are there, but have nothing in BGP, out of bgpd's configuration and puts them in again.
 // bgpd asks zebra once for the route behind a line (`bgp network import-check`) and then waits to be told of a change; under load, one
 // of 8.4.4 was seen waiting for a minute beside a zebra that had the address. Nobody hears of it: what isn't in BGP was sent to nobody.
 // A line that a kill leaves out is one that the undo, which follows, would take out.
-func (r *Runner) nudge(ctx context.Context, prefixes []netip.Prefix) error {
-	if len(prefixes) == 0 {
-		return nil
-	}
+func (r *Runner) announceAnew(ctx context.Context, prefixes []netip.Prefix) error {
 	f, err := r.FRR.Observe(ctx, frr.Query{Config: true, Prefixes: prefixes})
 	if err != nil || f.Instance.ASN == 0 { // it is waited for, like anything else
 		return nil
@@ -93,6 +106,75 @@ func (r *Runner) nudge(ctx context.Context, prefixes []netip.Prefix) error {
 		return err
 	}
 	return r.FRR.Apply(ctx, in)
+}
+
+// downAnew sets the VXLANs of the VNIs up and down once more: a zebra that was started while they were down has nothing to take back,
+// and bgpd, which has outlived it, goes on announcing their type-3 routes (8.4.4, 10.3).
+func (r *Runner) downAnew(ctx context.Context, vnis []uint32) error {
+	k, err := r.Kernel.Observe(ctx, r.Netns)
+	if err != nil {
+		return err
+	}
+	var up, down []dataplane.Op
+	var names []string
+	for _, l := range k.Links {
+		if l.Kind == dataplane.VXLAN && l.Owner != "" && !l.Up && slices.Contains(vnis, l.VNI) {
+			down, names = append(down, dataplane.Op{Verb: dataplane.Set, Link: l}), append(names, l.Name)
+			l.Up = true
+			up = append(up, dataplane.Op{Verb: dataplane.Set, Link: l})
+		}
+	}
+	if up == nil {
+		return nil
+	}
+	r.report(Event{Phase: plan.Retire, Note: fmt.Sprintf("BGP doesn't withdraw the type-3 routes of %s; they are set down anew", strings.Join(names, ", "))})
+	if err := r.Kernel.Apply(ctx, up); err != nil {
+		return err
+	}
+	return r.Kernel.Apply(ctx, down)
+}
+
+// deletable waits until FRR can be without the VXLANs that ops delete. When bgpd goes, zebra keeps what it knows of a VNI, with a
+// pointer to its device, and doesn't notice that the device is deleted: when bgpd is back, zebra 10.3 dies, or lists the VNI
+// under a name of garbage, 8.4.4 without one. And a zebra that knew nothing of the device has nothing to take back from bgpd, which
+// announces the VNI for ever. So bgpd has to be there with its instance, and, while EVPN is on, zebra has to list the VNIs; it
+// lists those of devices that are down or in no bridge too.
+func (r *Runner) deletable(ctx context.Context, ops []dataplane.Op) error {
+	deletes := func(o dataplane.Op) bool { return o.Verb == dataplane.Delete || o.Verb == dataplane.GroupDelete }
+	if !slices.ContainsFunc(ops, deletes) {
+		return nil
+	}
+	k, err := r.Kernel.Observe(ctx, r.Netns)
+	if err != nil {
+		return err
+	}
+	doomed := slices.DeleteFunc(slices.Clone(k.Links), func(l dataplane.Link) bool {
+		return l.Kind != dataplane.VXLAN || !slices.ContainsFunc(ops, func(o dataplane.Op) bool {
+			return o.Verb == dataplane.Delete && o.Link.Name == l.Name || o.Verb == dataplane.GroupDelete && o.Group == l.Group
+		})
+	})
+	if len(doomed) == 0 {
+		return nil
+	}
+	return r.wait(ctx, wait{look: func(ctx context.Context) ([]string, error) {
+		r.tampered = false
+		f, err := r.FRR.Observe(ctx, frr.Query{Config: true, VNIs: true})
+		switch {
+		case err != nil:
+			return nil, err
+		case f.Instance.ASN == 0:
+			return []string{"bgpd has no instance"}, nil
+		case !f.EVPN:
+			return nil, nil
+		}
+		var unmet []string
+		for _, l := range doomed {
+			if !slices.ContainsFunc(f.VNIs, func(v frr.VNI) bool { return v.VNI == l.VNI }) {
+				unmet = append(unmet, fmt.Sprintf("zebra doesn't list VNI %d, and would keep %s when it is deleted", l.VNI, l.Name))
+			}
+		}
+		return unmet, nil
+	}})
 }
 
 // possible is an action less what it would set of links that somebody else has deleted meanwhile. On the way back mend makes

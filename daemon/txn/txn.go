@@ -84,7 +84,7 @@ const (
 	tamperedMost = 2 * time.Second
 	// poll is how often a condition is looked at that FRR gives no event for.
 	poll = 100 * time.Millisecond
-	// nudgeAfter is the part of a step's timeout after which bgpd is nudged.
+	// nudgeAfter is the part of a step's timeout after which FRR is nudged.
 	nudgeAfter = 4
 	// lastDrain bounds the drain of a daemon that was told to stop.
 	lastDrain = 5 * time.Second
@@ -381,6 +381,9 @@ func (r *Runner) do(ctx context.Context, a plan.Action) error {
 	case a.Stage != nil:
 		return r.Kernel.Stage(ctx, a.Stage.Links, a.Stage.Proofs)
 	case len(a.Kernel) > 0:
+		if err := r.deletable(ctx, a.Kernel); err != nil {
+			return err
+		}
 		if err := r.Kernel.Apply(ctx, a.Kernel); err != nil {
 			return err
 		}
@@ -429,14 +432,23 @@ func (r *Runner) bounded(ctx context.Context, call func(context.Context) error) 
 	return call(ctx)
 }
 
-// await looks again and again, the slower the longer a look takes, until the conditions of w hold; the error after the timeout says what didn't.
+// await waits until the conditions of w hold.
 func (r *Runner) await(ctx context.Context, w plan.Await) error {
-	return r.awaitMending(ctx, w, nil)
+	return r.wait(ctx, wait{
+		look:  func(ctx context.Context) ([]string, error) { return r.look(ctx, w) },
+		nudge: func(ctx context.Context) error { return r.nudge(ctx, w) },
+	})
 }
 
-// awaitMending is await with something, which may be nil, that is done whenever the conditions don't hold; what is wrong with
-// it is what didn't hold.
-func (r *Runner) awaitMending(ctx context.Context, w plan.Await, mend func(context.Context) error) error {
+// wait is something to wait for.
+type wait struct {
+	look  func(context.Context) ([]string, error) // what doesn't hold
+	mend  func(context.Context) error             // done whenever something doesn't hold; what is wrong with it is what didn't hold. May be nil
+	nudge func(context.Context) error             // done once, when something hasn't held for a while. May be nil
+}
+
+// wait looks again and again, the slower the longer a look takes, until nothing is wrong; the error after the timeout says what was.
+func (r *Runner) wait(ctx context.Context, w wait) error {
 	timeout := cmp.Or(r.Timeout, defaultTimeout)
 	limit, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -447,7 +459,7 @@ func (r *Runner) awaitMending(ctx context.Context, w plan.Await, mend func(conte
 		began := time.Now()
 		r.beat()
 		r.looks++
-		unmet, err := r.look(limit, w)
+		unmet, err := w.look(limit)
 		switch {
 		case err == nil && len(unmet) == 0:
 			return nil
@@ -456,8 +468,8 @@ func (r *Runner) awaitMending(ctx context.Context, w plan.Await, mend func(conte
 			// The kernel has no delay: what it doesn't show right after it took it was changed by somebody else, and no
 			// wait brings it back.
 			switch {
-			case mend != nil:
-				if err := mend(limit); err != nil && limit.Err() == nil {
+			case w.mend != nil:
+				if err := w.mend(limit); err != nil && limit.Err() == nil {
 					why = err
 				}
 			case !r.tampered:
@@ -475,7 +487,10 @@ func (r *Runner) awaitMending(ctx context.Context, w plan.Await, mend func(conte
 		}
 		select {
 		case <-nudge:
-			if err := r.nudge(limit, w.Announced); err != nil && limit.Err() == nil {
+			if w.nudge == nil {
+				continue
+			}
+			if err := w.nudge(limit); err != nil && limit.Err() == nil {
 				return err
 			}
 		case <-limit.Done():

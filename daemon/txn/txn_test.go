@@ -200,6 +200,7 @@ func newRouter() *router {
 		return slices.ContainsFunc(r.kernel.Links(), func(l dataplane.Link) bool { return l.Up && slices.Contains(l.Addrs, p) })
 	})
 	r.frr.SetVNIs(r.vnis)
+	r.frr.SetIdle(r.idle)
 	r.ledger.held = slices.Clone(r.from.Claims)
 	r.bent = &bent{Fake: r.frr}
 	to := stateOf("vtep0-new", newVTEP, 100, 101)
@@ -230,6 +231,19 @@ func (r *router) vnis() []frr.VNI {
 	for _, l := range links {
 		if m, ok := dataplane.Find(links, l.Master); l.Kind == dataplane.VXLAN && l.Up && ok && m.Up {
 			out = append(out, frr.VNI{VNI: l.VNI, Device: l.Name, Local: l.Local})
+		}
+	}
+	return out
+}
+
+// idle is what else zebra lists: VXLANs that are down or in no bridge.
+func (r *router) idle() []frr.VNI {
+	live := r.vnis()
+	var out []frr.VNI
+	for _, l := range r.kernel.Links() {
+		v := frr.VNI{VNI: l.VNI, Device: l.Name, Local: l.Local}
+		if l.Kind == dataplane.VXLAN && !slices.Contains(live, v) {
+			out = append(out, v)
 		}
 	}
 	return out
@@ -957,6 +971,114 @@ func TestDeafBGP(t *testing.T) {
 		r.is(t, r.p.New)
 		if want := []string{"BGP doesn't take up network 10.255.0.12/32; written anew"}; written != 2 || !slices.Equal(notes, want) {
 			t.Errorf("written %d times, told %q, would be 2 and %q", written, notes, want)
+		}
+	})
+}
+
+// retiring is a router that gives up VNIs 101 and 102, and nothing else: in retire their VXLANs go down, are waited for, and are deleted.
+func retiring() *router {
+	r := newRouter()
+	r.p = plan.Compute(r.from, stateOf("vtep0-old", oldVTEP, 100), plan.Input{
+		Generation: 2, Router: "r1", ASN: 65001, Drain: plan.Drained{Quiet: time.Second, Limit: 30 * time.Second},
+	})
+	return r
+}
+
+// TestNothingIsDeletedBehindFRR: a VXLAN is deleted only while bgpd is there and zebra lists its VNI; till then it is waited for.
+func TestNothingIsDeletedBehindFRR(t *testing.T) {
+	down := fmt.Errorf("bgpd: %w: connection refused", frr.ErrUnreachable)
+	for name, c := range map[string]struct {
+		take, give func(*router)
+		why        string
+	}{
+		"bgpd is gone": {
+			func(r *router) { r.frr.SetUnreachable(down) },
+			func(r *router) { r.frr.SetUnreachable(nil) },
+			"not so after 3s: " + down.Error(),
+		},
+		"bgpd is being started": {
+			func(r *router) { r.frr.SetInstance(frr.Instance{}) },
+			func(r *router) {
+				r.frr.SetInstance(frr.Instance{ASN: 65001})
+				r.frr.SetEVPN(true)
+				r.frr.SetRouteMap(frr.RouteMap{Present: true, Ours: true})
+				r.frr.SetNetworks(frr.Network{Prefix: host(oldVTEP), RouteMap: frr.Mark})
+			},
+			"not so after 3s: bgpd has no instance",
+		},
+		"zebra is being started": {
+			func(r *router) {
+				r.frr.SetVNIs(func() []frr.VNI { return nil })
+				r.frr.SetIdle(func() []frr.VNI { return nil })
+			},
+			func(r *router) { r.frr.SetVNIs(r.vnis); r.frr.SetIdle(r.idle) },
+			"not so after 3s: zebra doesn't list VNI 101, and would keep vxlan101 when it is deleted; zebra doesn't list VNI 102, and would keep vxlan102 when it is deleted",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := retiring()
+				var said []string
+				report, away := r.Report, false
+				r.Report = func(e txn.Event) {
+					deletes := func(o dataplane.Op) bool { return o.Verb == dataplane.GroupDelete }
+					if e.Step < len(r.p.Steps) && !e.Done && !away && slices.ContainsFunc(r.p.Steps[e.Step].Do.Kernel, deletes) {
+						away = true
+						c.take(r)
+						time.AfterFunc(5*time.Second, func() {
+							if _, ok := dataplane.Find(r.kernel.Links(), "vxlan101"); !ok {
+								t.Error("vxlan101 was deleted meanwhile")
+							}
+							c.give(r)
+						})
+					}
+					if e.Err != nil {
+						said = append(said, e.Err.Error())
+					}
+					report(e)
+				}
+				if err := r.Run(t.Context(), r.p); err != nil {
+					t.Fatal(err)
+				}
+				if want := []string{c.why}; !slices.Equal(said, want) {
+					t.Errorf("said %q, would be %q", said, want)
+				}
+				r.is(t, r.p.New)
+			})
+		})
+	}
+}
+
+// TestZebraMissedTheEnd: a zebra that was started while a VXLAN was down lets bgpd announce it for ever, unless it is set up and down.
+func TestZebraMissedTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := retiring()
+		ups := 0
+		r.kernel.OnOp(func(_ int, when fake.When, op dataplane.Op) {
+			if when == fake.After && op.Verb == dataplane.Set && op.Link.Name == "vxlan101" && op.Link.Up {
+				ups++
+			}
+		})
+		r.bent.bend = func(o *frr.Observation) {
+			if ups == 0 && !slices.ContainsFunc(o.Type3, func(x frr.Type3) bool { return x.Local && x.VNI == 101 }) {
+				o.Type3 = append(o.Type3, frr.Type3{VNI: 101, Origin: oldVTEP, NextHop: oldVTEP, Local: true, Valid: true})
+			}
+		}
+		var notes []string
+		report := r.Report
+		r.Report = func(e txn.Event) {
+			if e.Note != "" {
+				notes = append(notes, e.Note)
+				return
+			}
+			report(e)
+		}
+		if err := r.Run(t.Context(), r.p); err != nil {
+			t.Fatal(err)
+		}
+		r.is(t, r.p.New)
+		if want := []string{"BGP doesn't withdraw the type-3 routes of vxlan101, vxlan102; they are set down anew"}; ups != 1 || !slices.Equal(notes, want) {
+			t.Errorf("set up %d times, told %q, would be once and %q", ups, notes, want)
 		}
 	})
 }

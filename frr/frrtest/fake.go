@@ -21,6 +21,7 @@ type Fake struct {
 	present func(netip.Prefix) bool
 	sent    func(netip.Prefix, string) bool
 	vnis    func() []frr.VNI
+	idle    func() []frr.VNI
 	sources map[netip.Prefix][]frr.Source
 	foreign []frr.Type3
 	down    error
@@ -83,6 +84,10 @@ func (f *Fake) SetSent(sent func(p netip.Prefix, peer string) bool) { f.set(func
 // SetVNIs installs the hook that gives what zebra knows: every VXLAN that is up and in a bridge, with its local address.
 // It must not call the fake.
 func (f *Fake) SetVNIs(vnis func() []frr.VNI) { f.set(func() { f.vnis = vnis }) }
+
+// SetIdle installs the hook that gives what zebra lists beside those, while EVPN is on: the VXLANs that are down or in no bridge. BGP
+// has nothing of them. It must not call the fake.
+func (f *Fake) SetIdle(vnis func() []frr.VNI) { f.set(func() { f.idle = vnis }) }
 
 // SetSources says who else announces a prefix.
 func (f *Fake) SetSources(p netip.Prefix, s ...frr.Source) {
@@ -149,6 +154,10 @@ func (f *Fake) Observe(ctx context.Context, q frr.Query) (frr.Observation, error
 	if q.VNIs {
 		f.trips++
 		o.VNIs = f.zebraVNIs()
+		if f.idle != nil && f.obs.EVPN {
+			o.VNIs = append(o.VNIs, f.idle()...)
+			slices.SortStableFunc(o.VNIs, func(a, b frr.VNI) int { return int(a.VNI) - int(b.VNI) })
+		}
 	}
 	if q.Type3 {
 		f.trips++
