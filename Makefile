@@ -1,7 +1,7 @@
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 static = CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o $@ ./$<
 
-.PHONY: build image test container-test e2e faults soak demo bench fuzz lint clean
+.PHONY: build image next-image test container-test e2e faults soak demo bench fuzz lint clean
 
 # The daemon, and the lab's two programs. FRR=bookworm|trixie|sid and RUN=REGEX choose for e2e.
 build: bin/vtepd bin/vmrun bin/suite
@@ -21,12 +21,19 @@ bin/mkimage: e2e/image/mkimage FORCE
 image: bin/vtepd bin/mkimage
 	@bin/mkimage -o bin/vtepd-image.tar -ref vtepd:latest -version '$(VERSION)' bin/vtepd
 
-test: build image
+# And a newer one, for the story of its replacement.
+next-image: bin/vtepd-next bin/mkimage
+	@bin/mkimage -o bin/vtepd-next-image.tar -ref vtepd:next -version '$(VERSION)-next' bin/vtepd-next
+bin/vtepd-next: VERSION := $(VERSION)-next
+bin/vtepd-next: cmd/vtepd FORCE
+	$(static)
+
+test: build image next-image
 	@bin/vmrun setup
 	@bin/suite test -seed '$(SEED)'
 
 # Two leaves of compose.yaml and a spine, under Docker in a guest: swaps, newer images, kills.
-container-test: build image
+container-test: build image next-image
 	@bin/vmrun setup
 	@bin/suite containers
 

@@ -1,33 +1,59 @@
 //go:build containers
 
-// Package container holds the story of vtepd as its users run it beside FRR: two containers of the compose file, under a real
+// Package container holds the story of vtepd as its users run it beside FRR: the containers of the compose file, under a real
 // engine.
 package container
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"vtepd/daemon/plan"
 	"vtepd/daemon/status"
 	"vtepd/e2e/clab"
 	"vtepd/e2e/fabric"
 	"vtepd/e2e/lab"
+	"vtepd/frr/witness"
 )
 
-const topology = "../../containerlab/evpn-l2.clab.yml"
+const (
+	topology = "../../containerlab/evpn-l2.clab.yml"
+	socket   = "/run/vtepd/vtepd.sock"
+	// Archives of make: the same program, the second with another version.
+	released, newer = "../../bin/vtepd-image.tar", "../../bin/vtepd-next-image.tar"
+)
 
 // world is two leaves of containers, with the lab's spine, hosts and links.
 type world struct {
 	*testing.T
-	engine    *engine
-	leaf      map[string]*router
-	lab       *lab.Lab
-	one, two  *fabric.Side
-	container map[string]string // of a node
+	began    time.Time
+	engine   *engine
+	one, two *leaf
+	lab      *lab.Lab
+	foreign  string // what the operator has at leaf1
+}
+
+// leaf is a compose project, and what the lab makes of it.
+type leaf struct {
+	*router
+	*fabric.Side
+	pids map[string]int // of the services that are nodes of the lab
+}
+
+// note says what happens, with the seconds since the start.
+func (w *world) note(format string, args ...any) {
+	w.Logf("%6.1fs %s", time.Since(w.began).Seconds(), strings.TrimRight(fmt.Sprintf(format, args...), " "))
 }
 
 func (w *world) within(d time.Duration) context.Context {
@@ -43,109 +69,157 @@ func (w *world) must(err error) {
 	}
 }
 
-// adopt makes a node what a container is now.
-func (w *world) adopt(node string) {
-	w.Helper()
-	ctx := w.within(time.Minute)
-	w.must(lab.Eventually(ctx, node+"'s container", func(ctx context.Context) error {
-		pid, err := w.engine.pid(ctx, w.container[node])
-		if err != nil {
-			return err
-		}
-		return w.lab.Node(node).Adopt(pid)
-	}))
-}
-
 // deploy starts everything: at leaf1 FRR first, at leaf2 vtepd first.
 func deploy(t *testing.T) *world {
 	t.Helper()
-	w := &world{T: t, engine: start(t), leaf: map[string]*router{}, container: map[string]string{}}
+	w := &world{T: t, began: time.Now()}
 	ctx := w.within(10 * time.Minute)
-	began := time.Now()
-	w.must(w.engine.images(ctx, "../../bin/vtepd-image.tar"))
-	t.Logf("images after %v", time.Since(began).Round(time.Second))
-	adopted := map[string]int{}
-	for name, order := range map[string][]string{"leaf1": {"frr", "vtepd"}, "leaf2": {"vtepd", "frr"}} {
-		r, err := w.engine.router(name)
-		w.must(err)
-		w.leaf[name] = r
-		t.Cleanup(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-			defer cancel()
-			if err := r.compose(ctx, "down", "--volumes", "--timeout", "30"); err != nil {
-				t.Error(err)
+	w.engine = start(t, w.note)
+	var g errgroup.Group
+	g.Go(func() error { return w.engine.imports(ctx, "frr:10.3") })
+	g.Go(func() error { return w.engine.load(ctx, released) })
+	w.must(g.Wait())
+	w.note("images are in")
+	t.Cleanup(w.remove)
+	w.one, w.two = w.leaf("leaf1"), w.leaf("leaf2")
+	for l, first := range map[*leaf]string{w.one: "frr", w.two: "vtepd"} {
+		g.Go(func() error {
+			if err := l.compose(ctx, "up", "--detach", "netns", first); err != nil {
+				return err
 			}
+			if err := l.compose(ctx, "up", "--detach"); err != nil {
+				return err
+			}
+			for _, service := range []string{"frr", "vtepd"} {
+				pid, err := w.engine.pid(ctx, l.container(service))
+				if err != nil {
+					return err
+				}
+				l.pids[service] = pid
+			}
+			return nil
 		})
-		for _, service := range append([]string{"netns"}, order...) {
-			w.must(r.compose(ctx, "up", "--detach", "--no-deps", service))
-			node := name
-			switch service {
-			case "netns":
-				continue
-			case "vtepd":
-				node = "vtepd" + name[len("leaf"):]
-			}
-			w.container[node] = r.container(service)
-			pid, err := r.service(ctx, service)
-			w.must(err)
-			adopted[node] = pid
-		}
 	}
-	t.Logf("containers after %v", time.Since(began).Round(time.Second))
+	w.must(g.Wait())
+
 	topo, err := clab.ReadFile(topology)
 	w.must(err)
-	w.lab, err = lab.Deploy(ctx, topo, filepath.Dir(topology), lab.Options{Adopted: adopted, Logf: t.Logf, GoBGP: []string{"spine"}})
+	w.lab, err = lab.Deploy(ctx, topo, filepath.Dir(topology), lab.Options{Logf: w.note, GoBGP: []string{"spine"}, Adopted: map[string]int{
+		"leaf1": w.one.pids["frr"], "vtepd1": w.one.pids["vtepd"], "leaf2": w.two.pids["frr"], "vtepd2": w.two.pids["vtepd"],
+	}})
 	w.must(err)
 	t.Cleanup(func() {
 		if t.Failed() {
 			w.tell()
-			w.lab.Collect("failed")
 		}
 		if err := w.lab.Destroy(context.Background()); err != nil {
 			t.Error(err)
 		}
 	})
+	w.one.Side, w.two.Side = fabric.Sides(w.lab)
+	for _, l := range []*leaf{w.one, w.two} {
+		l.Socket, l.DropDir = socket, l.drop
+	}
 	w.must(w.lab.WaitBGP(ctx))
-	w.one, w.two = fabric.Sides(w.lab)
-	w.one.Socket, w.one.DropDir = "/run/vtepd/vtepd.sock", w.leaf["leaf1"].drop
-	w.two.Socket, w.two.DropDir = "/run/vtepd/vtepd.sock", w.leaf["leaf2"].drop
-	t.Logf("BGP after %v", time.Since(began).Round(time.Second))
+	w.note("BGP is up")
 	return w
+}
+
+func (w *world) leaf(name string) *leaf {
+	w.Helper()
+	r, err := w.engine.router(name)
+	w.must(err)
+	return &leaf{router: r, pids: map[string]int{}}
+}
+
+// remove removes the containers, and everything that the engine made for them.
+func (w *world) remove() {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	var g errgroup.Group
+	for _, l := range []*leaf{w.one, w.two} {
+		if l != nil {
+			g.Go(func() error { return l.compose(ctx, "down", "--volumes") })
+		}
+	}
+	if err := g.Wait(); err != nil {
+		w.Error(err)
+	}
+	if err := w.engine.left(ctx); err != nil {
+		w.Error(err)
+	}
 }
 
 // tell prints what the containers said.
 func (w *world) tell() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	for node, c := range w.container {
-		out, err := w.engine.docker(ctx, "logs", "--tail", "40", c)
-		w.Logf("%s: %v\n%s", node, err, out)
+	for _, l := range []*leaf{w.one, w.two} {
+		for service := range l.pids {
+			out, err := w.engine.logs(ctx, l.container(service))
+			w.Logf("%s: %v\n%s", l.container(service), err, out)
+		}
+	}
+	if dir, err := w.lab.Collect("failed"); err != nil || dir != "" {
+		w.Logf("artifacts: %s %v", dir, err)
 	}
 }
 
-// settled waits until vtepd is idle with vtep0 on one of addresses, and returns it.
-func (w *world) settled(s *fabric.Side, vnis []int, addresses ...string) string {
+// again waits for another process of a service, and has the lab take its node for what that one sees.
+func (w *world) again(l *leaf, service string) {
 	w.Helper()
-	at := ""
-	_, err := s.Settle(w.within(4*time.Minute), "is at rest", func(n status.Snapshot) error {
-		if n.Condition != status.Idle {
-			return fmt.Errorf("not at rest")
+	node := l.Leaf
+	if service == "vtepd" {
+		node = l.Sidecar
+	}
+	w.must(lab.Eventually(w.within(2*time.Minute), l.container(service)+": another process", func(ctx context.Context) error {
+		pid, err := w.engine.pid(ctx, l.container(service))
+		if err == nil && pid == l.pids[service] {
+			err = errors.New("it is still the same")
 		}
-		var err error
-		for _, at = range addresses {
-			if err = fabric.Has(n, at, vnis); err == nil {
-				return nil
-			}
+		if err == nil {
+			err = node.Adopt(pid)
+		}
+		if err == nil {
+			l.pids[service] = pid
 		}
 		return err
+	}))
+}
+
+// settled waits until vtepd is at rest with vtep0 on an address.
+func (w *world) settled(l *leaf, vnis []int, address string) status.Snapshot {
+	w.Helper()
+	n, err := l.Settle(w.within(4*time.Minute), "is at rest", func(n status.Snapshot) error {
+		if n.Condition != status.Idle {
+			return errors.New("not at rest")
+		}
+		return fabric.Has(n, address, vnis)
 	})
 	w.must(err)
-	return at
+	w.note("%s: vtepd %s at rest on %s, generation %d", l.name, n.Version, address, n.Generation)
+	return n
+}
+
+// running waits until vtepd has begun a phase of a change.
+func (w *world) running(l *leaf, phase plan.Phase) {
+	w.Helper()
+	_, err := l.Settle(w.within(2*time.Minute), "is in phase "+string(phase), func(n status.Snapshot) error {
+		switch {
+		case n.Condition != status.Running:
+			return errors.New("no change is under way")
+		case !slices.ContainsFunc(n.Transaction.Phases, func(p status.Phase) bool { return p.Phase == phase }):
+			return errors.New("not yet there")
+		}
+		return nil
+	})
+	w.must(err)
+	w.note("%s: in phase %s", l.name, phase)
 }
 
 func (w *world) traffic() *lab.Traffic {
 	w.Helper()
-	tr, err := w.lab.StartTraffic(w.within(2*time.Minute), lab.TrafficOptions{Flows: fabric.Hosts(), Ours: "leaf1"})
+	tr, err := w.lab.StartTraffic(w.within(2*time.Minute), lab.TrafficOptions{Flows: fabric.Hosts(), Ours: "leaf1", Interval: 50 * time.Millisecond})
 	w.must(err)
 	return tr
 }
@@ -156,7 +230,7 @@ func (w *world) account(what string, tr *lab.Traffic) {
 	w.must(tr.WaitReceived(w.within(time.Minute), 10))
 	r, err := tr.Stop(w.within(time.Minute))
 	w.must(err)
-	w.Logf("%s: %s", what, r)
+	w.note("%s: %s", what, r)
 	for _, l := range r.Losses {
 		w.Logf("%s", l)
 	}
@@ -165,74 +239,190 @@ func (w *world) account(what string, tr *lab.Traffic) {
 	}
 }
 
-// TestContainers: a file dropped through the bind mount, the swap under traffic, the sidecar replaced at rest and in
-// the middle of a change, FRR's container killed.
+// announced is what the spine has of a leaf: host routes, and where its VNIs are.
+func (w *world) announced(l *leaf) (lines []string) {
+	for _, e := range witness.Current(w.lab.Node("spine").Speaker().Events()) {
+		switch {
+		case e.Peer != l.Loopback:
+		case e.Type == 0:
+			lines = append(lines, fmt.Sprintf("%v", e.Prefix))
+		case e.Type == 3:
+			lines = append(lines, fmt.Sprintf("VNI %d at %v", e.VNI, e.NextHop))
+		}
+	}
+	slices.Sort(lines)
+	return slices.Compact(lines)
+}
+
+// few holds a sidecar to what the compose file leaves it: three capabilities, and no file to write beside its volumes.
+func (w *world) few(l *leaf) {
+	w.Helper()
+	ctx := w.within(time.Minute)
+	c, err := w.engine.inspect(ctx, l.container("vtepd"))
+	w.must(err)
+	h := c.HostConfig
+	if !h.ReadonlyRootfs || h.Privileged || !slices.Equal(h.CapDrop, []string{"ALL"}) {
+		w.Errorf("%s: %+v", l.container("vtepd"), h)
+	}
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.State.Pid))
+	w.must(err)
+	const three = 1<<unix.CAP_NET_ADMIN | 1<<unix.CAP_NET_RAW | 1<<unix.CAP_SYS_ADMIN
+	for _, want := range []string{
+		fmt.Sprintf("CapPrm:\t%016x\n", three), fmt.Sprintf("CapEff:\t%016x\n", three), fmt.Sprintf("CapBnd:\t%016x\n", three),
+		"CapInh:\t0000000000000000\n", "CapAmb:\t0000000000000000\n", "NoNewPrivs:\t1\n", "Seccomp:\t2\n",
+	} {
+		if !strings.Contains(string(text), want) {
+			w.Errorf("vtepd's process has not %q:\n%s", want, text)
+		}
+	}
+	root := fmt.Sprintf("/proc/%d/root", c.State.Pid)
+	if err := os.WriteFile(root+"/usr/bin/other", nil, 0o755); !errors.Is(err, unix.EROFS) {
+		w.Errorf("a file beside the program: %v", err)
+	}
+	var writable []string
+	for _, m := range c.Mounts {
+		if m.RW {
+			writable = append(writable, m.Destination)
+		}
+	}
+	slices.Sort(writable)
+	if want := []string{"/var/lib/vtepd", "/var/run/frr"}; !slices.Equal(writable, want) {
+		w.Errorf("volumes that it may write to: %v, would be %v", writable, want)
+	}
+	w.note("%s: capabilities %#x, a root that is read only, volumes %v", l.container("vtepd"), three, writable)
+}
+
+// replace starts the sidecar of an image in the place of the one that runs, or has run, and returns the version it should say.
+func (w *world) replace(l *leaf, ref string) string {
+	w.Helper()
+	ctx := w.within(6 * time.Minute)
+	i, err := w.engine.image(ctx, ref)
+	w.must(err)
+	l.env = append(l.env, "VTEPD_IMAGE="+ref)
+	w.must(l.compose(ctx, "up", "--detach", "--no-deps", "vtepd"))
+	w.again(l, "vtepd")
+	c, err := w.engine.inspect(ctx, l.container("vtepd"))
+	w.must(err)
+	if c.Image != i.ID || c.Config.Image != ref {
+		w.Errorf("the sidecar runs image %s (%s), not %s (%s)", c.Config.Image, c.Image, ref, i.ID)
+	}
+	return i.Config.Labels["org.opencontainers.image.version"]
+}
+
+// TestContainers: files dropped through the bind mount, the swap under traffic; the sidecar replaced by a newer image at rest,
+// and by the older one in the middle of a change; killed there; FRR's container killed there too.
 func TestContainers(t *testing.T) {
 	w := deploy(t)
 	ctx := w.within(15 * time.Minute)
 	vnis := fabric.VNIs(5)
 	one := fabric.Config{Node: "leaf1", Parent: "eth1", Address: fabric.Prefer("10.0.0.11"), VNIs: vnis}
 	two := fabric.Config{Node: "leaf2", Parent: "eth1", Address: fabric.Prefer("10.0.0.12"), VNIs: vnis}
+	var err error
+	w.foreign, err = w.one.Foreign(ctx)
+	w.must(err)
+
+	w.note("== a first file at each leaf")
 	w.must(w.one.Drop(one.YAML()))
 	w.must(w.two.Drop(two.YAML()))
+	w.few(w.one)
+	size(w)
 	w.settled(w.one, vnis, "10.0.0.11")
 	w.settled(w.two, vnis, "10.0.0.12")
 	w.must(w.one.Enslave(ctx))
 	w.must(w.two.Enslave(ctx))
 	tr := w.traffic()
 
-	t.Log("re-address")
+	w.note("== a file with another address")
 	one.Address = fabric.Prefer("10.0.0.21")
 	w.must(w.one.Drop(one.YAML()))
-	w.settled(w.one, vnis, "10.0.0.21")
-	out, err := w.engine.docker(ctx, "exec", w.container["vtepd1"], "/usr/bin/vtepd", "status")
-	w.must(err)
-	t.Logf("status:\n%s", out)
+	before := w.settled(w.one, vnis, "10.0.0.21")
 
-	t.Log("a newer image at rest")
-	leaf := w.leaf["leaf1"]
-	_, err = w.engine.docker(ctx, "tag", "vtepd:latest", "vtepd:next")
-	w.must(err)
-	leaf.env = append(leaf.env, "VTEPD_IMAGE=vtepd:next")
-	before, err := leaf.service(ctx, "vtepd")
-	w.must(err)
-	w.must(leaf.compose(ctx, "up", "--detach", "--no-deps", "--force-recreate", "vtepd"))
-	if after, err := leaf.service(ctx, "vtepd"); err != nil || after == before {
-		t.Fatalf("the sidecar is still process %d (%v)", after, err)
+	w.note("== the sidecar is replaced by a newer image, at rest")
+	w.must(w.engine.load(ctx, newer))
+	version := w.replace(w.one, "vtepd:next")
+	after := w.settled(w.one, vnis, "10.0.0.21")
+	if after.Version != version || after.Version == before.Version {
+		t.Errorf("vtepd is version %q now, was %q; the image's is %q", after.Version, before.Version, version)
 	}
-	w.adopt("vtepd1")
-	w.settled(w.one, vnis, "10.0.0.21")
+	if said, err := w.one.VTEPD(ctx, "--version"); err != nil || !strings.Contains(said, version) {
+		t.Errorf("vtepd --version says %q, %v", said, err)
+	}
+	out, err := w.one.VTEPD(ctx, "status")
+	w.must(err)
+	w.Logf("vtepd status:\n%s", out)
 
-	t.Log("and in the middle of a change")
+	w.note("== by the older one, in the middle of a change")
 	one.Address = fabric.Prefer("10.0.0.22")
 	w.must(w.one.Drop(one.YAML()))
-	_, err = w.one.Settle(w.within(time.Minute), "has begun", func(n status.Snapshot) error {
-		if n.Condition != status.Running {
-			return fmt.Errorf("it hasn't begun")
-		}
-		return nil
-	})
-	w.must(err)
-	w.must(leaf.compose(ctx, "up", "--detach", "--no-deps", "--force-recreate", "--timeout", "60", "vtepd"))
-	w.adopt("vtepd1")
+	w.running(w.one, plan.Announce)
+	w.must(w.engine.post(ctx, "/containers/"+w.one.container("vtepd")+"/stop", nil))
+	if version := w.replace(w.one, "vtepd:latest"); version != before.Version {
+		t.Errorf("the image's version is %q, vtepd's was %q", version, before.Version)
+	}
 	w.settled(w.one, vnis, "10.0.0.22")
-	_, err = w.engine.docker(ctx, "kill", w.container["vtepd1"])
-	w.must(err)
-	w.must(leaf.compose(ctx, "up", "--detach", "--no-deps", "vtepd"))
-	w.adopt("vtepd1")
-	w.settled(w.one, vnis, "10.0.0.22")
-	w.account("vtepd replaced and killed", tr)
 
-	t.Log("FRR's container is killed in the middle of a change, and started again")
+	w.note("== it is killed in the middle of a change, and the engine starts it again")
 	one.Address = fabric.Prefer("10.0.0.23")
 	w.must(w.one.Drop(one.YAML()))
-	_, err = w.engine.docker(ctx, "kill", w.container["leaf1"])
-	w.must(err)
-	w.must(leaf.compose(ctx, "up", "--detach", "--no-deps", "frr"))
-	w.adopt("leaf1")
+	w.running(w.one, plan.Announce)
+	w.must(unix.Kill(w.one.pids["vtepd"], unix.SIGKILL))
+	w.again(w.one, "vtepd")
 	w.settled(w.one, vnis, "10.0.0.23")
+	w.account("vtepd replaced and killed", tr)
+
+	w.note("== FRR's container is killed in the middle of a change, and started again")
+	had := w.announced(w.one)
+	one.Address = fabric.Prefer("10.0.0.24")
+	w.must(w.one.Drop(one.YAML()))
+	w.running(w.one, plan.Announce)
+	w.must(w.engine.post(ctx, "/containers/"+w.one.container("frr")+"/kill", nil))
+	w.must(w.one.compose(ctx, "up", "--detach", "--no-deps", "frr"))
+	w.again(w.one, "frr")
+	w.settled(w.one, vnis, "10.0.0.24")
 	w.must(w.lab.WaitBGP(w.within(3 * time.Minute)))
+	for i, line := range had {
+		had[i] = strings.ReplaceAll(line, "10.0.0.23", "10.0.0.24")
+	}
+	slices.Sort(had)
+	w.must(lab.Eventually(w.within(2*time.Minute), "the spine has what it had", func(context.Context) error {
+		if has := w.announced(w.one); !slices.Equal(has, had) {
+			return fmt.Errorf("it has %q, not %q", has, had)
+		}
+		return nil
+	}))
+	w.note("the spine has of leaf1: %q", had)
+	if !slices.Contains(had, netip.PrefixFrom(fabric.Addr("10.0.0.24"), 32).String()) {
+		t.Errorf("the endpoint's host route isn't among %q", had)
+	}
 	w.account("after FRR's return", w.traffic())
+	if foreign, err := w.one.Foreign(ctx); err != nil || foreign != w.foreign {
+		t.Errorf("the operator's things: %v\n%s\nwere:\n%s", err, foreign, w.foreign)
+	}
+	w.healthy(w.two)
+}
+
+// size holds the image to its bound.
+func size(w *world) {
+	w.Helper()
+	i, err := w.engine.image(w.within(time.Minute), "vtepd:latest")
+	w.must(err)
+	w.note("the image has %.1f MB", float64(i.Size)/1e6)
+	if i.Size >= 30e6 {
+		w.Errorf("the image has %d bytes", i.Size)
+	}
+}
+
+// healthy waits for the engine's own look at a sidecar.
+func (w *world) healthy(l *leaf) {
+	w.Helper()
+	w.must(lab.Eventually(w.within(2*time.Minute), l.container("vtepd")+"'s health", func(ctx context.Context) error {
+		c, err := w.engine.inspect(ctx, l.container("vtepd"))
+		if err == nil && c.State.Health.Status != "healthy" {
+			err = fmt.Errorf("%+v", c.State.Health)
+		}
+		return err
+	}))
+	w.note("%s is healthy, says the engine", l.container("vtepd"))
 }
 
 func TestMain(m *testing.M) { os.Exit(m.Run()) }

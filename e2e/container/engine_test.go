@@ -3,16 +3,21 @@
 package container
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -21,14 +26,27 @@ import (
 	"vtepd/e2e/lab"
 )
 
-// engine is a Docker of this guest's own.
-type engine struct{ dir string }
+// engine is a Docker of this guest's own. It is asked over its socket: the docker program would do the same, and take an
+// emulated guest seconds each time.
+type engine struct {
+	dir  string
+	api  *http.Client
+	note func(format string, args ...any) // what happens, and when
+}
 
-// start starts dockerd with all it keeps in memory. It gets no bridge and touches no packet filter: the containers have the
-// network namespaces that the lab gives them.
-func start(t *testing.T) *engine {
+// start starts containerd and dockerd with all they keep in memory. dockerd gets no bridge and touches no packet filter: the
+// containers have the network namespaces that the lab gives them. At the test's end nothing of the engine may be left.
+func start(t *testing.T, note func(string, ...any)) *engine {
 	t.Helper()
-	e := &engine{dir: t.TempDir()}
+	e := &engine{dir: t.TempDir(), note: note}
+	e.api = &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", e.socket())
+	}}}
+	t.Cleanup(func() {
+		if err := e.residue(); err != nil {
+			t.Error(err)
+		}
+	})
 	data := filepath.Join(e.dir, "data")
 	if err := os.Mkdir(data, 0o711); err != nil {
 		t.Fatal(err)
@@ -37,8 +55,9 @@ func start(t *testing.T) *engine {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := unix.Unmount(data, unix.MNT_DETACH); err != nil {
-			t.Error(err)
+		// Not in use by anything: no MNT_DETACH.
+		if err := unix.Unmount(data, 0); err != nil {
+			t.Errorf("unmount %s: %v", data, err)
 		}
 	})
 	// containerd on its own: dockerd waits 15 seconds for the one that it starts, whatever the machine.
@@ -47,15 +66,24 @@ func start(t *testing.T) *engine {
 		t.Fatal(err)
 	}
 	containerd := filepath.Join(e.dir, "containerd.sock")
-	e.daemon(t, containerd, "containerd", "--config="+config, "--root="+filepath.Join(data, "containerd"),
+	e.daemon(t, "containerd", "--config="+config, "--root="+filepath.Join(data, "containerd"),
 		"--state="+filepath.Join(e.dir, "containerd"), "--address="+containerd)
-	e.daemon(t, e.socket(), "dockerd", "--bridge=none", "--iptables=false", "--ip6tables=false", "--data-root="+data, "--containerd="+containerd,
-		"--exec-root="+filepath.Join(e.dir, "exec"), "--pidfile="+filepath.Join(e.dir, "pid"), "--host=unix://"+e.socket())
+	e.daemon(t, "dockerd", "--bridge=none", "--iptables=false", "--ip6tables=false", "--storage-driver=overlay2",
+		"--data-root="+data, "--containerd="+containerd, "--exec-root="+filepath.Join(e.dir, "exec"),
+		"--pidfile="+filepath.Join(e.dir, "pid"), "--host=unix://"+e.socket())
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	var version struct{ Version, KernelVersion string }
+	if err := lab.Eventually(ctx, "dockerd", func(ctx context.Context) error { return e.get(ctx, "/version", &version) }); err != nil {
+		t.Fatal(err)
+	}
+	note("Docker Engine %s on Linux %s", version.Version, version.KernelVersion)
+	e.follow(t)
 	return e
 }
 
-// daemon runs a program until the end of the test, and waits for its socket.
-func (e *engine) daemon(t *testing.T, socket string, args ...string) {
+// daemon runs a program until the end of the test.
+func (e *engine) daemon(t *testing.T, args ...string) {
 	t.Helper()
 	said, err := os.Create(filepath.Join(e.dir, args[0]+".log"))
 	if err != nil {
@@ -76,80 +104,252 @@ func (e *engine) daemon(t *testing.T, socket string, args ...string) {
 			t.Logf("%s said (%v):\n%s", args[0], err, log[max(0, len(log)-6000):])
 		}
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
-	err = lab.Eventually(ctx, args[0], func(ctx context.Context) error {
-		c, err := new(net.Dialer).DialContext(ctx, "unix", socket)
-		if err != nil {
-			return err
-		}
-		return c.Close()
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func (e *engine) socket() string { return filepath.Join(e.dir, "docker.sock") }
 
-// docker runs the docker program and returns what it printed.
-func (e *engine) docker(ctx context.Context, args ...string) (string, error) {
-	return e.run(ctx, nil, nil, args...)
-}
-
-func (e *engine) run(ctx context.Context, env []string, in *exec.Cmd, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, "docker", args...)
-	cmd.Env = append(append(os.Environ(), "DOCKER_HOST=unix://"+e.socket(), "HOME="+e.dir), env...)
-	var out, said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &said
-	if in != nil {
-		pipe, err := in.StdoutPipe()
-		if err != nil {
-			return "", err
-		}
-		in.Stderr = &said
-		cmd.Stdin = pipe
-		if err := in.Start(); err != nil {
-			return "", err
-		}
-	}
-	err := cmd.Run()
-	if in != nil {
-		err = errors.Join(err, in.Wait())
-	}
+// do sends a request and returns the answer's body, which the caller closes.
+func (e *engine) do(ctx context.Context, method, path string, body io.Reader) (io.ReadCloser, error) {
+	req, err := http.NewRequestWithContext(ctx, method, "http://docker"+path, body)
 	if err != nil {
-		return "", fmt.Errorf("docker %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(said.Bytes()))
+		return nil, err
 	}
-	return strings.TrimSpace(out.String()), nil
+	if body != nil {
+		req.Header.Set("Content-Type", "application/x-tar")
+	}
+	resp, err := e.api.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode >= 400 {
+		said, err := io.ReadAll(resp.Body)
+		return nil, errors.Join(fmt.Errorf("docker: %s %s: %s: %s", method, path, resp.Status, bytes.TrimSpace(said)), err, resp.Body.Close())
+	}
+	return resp.Body, nil
 }
 
-// images brings in FRR, made of this guest's own Debian, and vtepd, from the archive that make image wrote.
-func (e *engine) images(ctx context.Context, archive string) error {
-	root := exec.Command("tar", "--create", "--one-file-system", "--directory=/", "--exclude=./proc/*", "--exclude=./sys/*", "--exclude=./dev/*",
-		"--exclude=./run/*", "--exclude=./tmp/*", "--exclude=./work", "--exclude=./usr/lib/modules", "--exclude=./usr/share/doc",
-		"--exclude=./usr/share/locale", "--exclude=./usr/share/man", "--exclude=./var/lib/apt", "--exclude=./var/cache", "--exclude=./usr/libexec/docker",
-		"--exclude=./usr/bin/docker*", "--exclude=./usr/sbin/dockerd", "--exclude=./usr/bin/containerd*", "--exclude=./usr/bin/etcd*", ".")
-	if _, err := e.run(ctx, nil, root, "import", "-", "frr:10.3"); err != nil {
+func (e *engine) get(ctx context.Context, path string, v any) error {
+	body, err := e.do(ctx, http.MethodGet, path, nil)
+	if err != nil {
 		return err
 	}
-	_, err := e.docker(ctx, "load", "--input", archive)
+	return errors.Join(json.NewDecoder(body).Decode(v), body.Close())
+}
+
+// post sends a request whose answer is a list of messages, of which one may be an error, or nothing.
+func (e *engine) post(ctx context.Context, path string, in io.Reader) error {
+	body, err := e.do(ctx, http.MethodPost, path, in)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	for d := json.NewDecoder(body); ; {
+		var m struct{ Error string }
+		if err := d.Decode(&m); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("docker: POST %s: %w", path, err)
+		}
+		if m.Error != "" {
+			return fmt.Errorf("docker: POST %s: %s", path, m.Error)
+		}
+	}
+}
+
+// follow notes what happens to the containers.
+func (e *engine) follow(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	body, err := e.do(ctx, http.MethodGet, `/events?filters={"type":["container"]}`, nil)
+	if err != nil {
+		cancel()
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		defer body.Close()
+		for d := json.NewDecoder(body); ; {
+			var m struct {
+				Action string
+				Actor  struct{ Attributes map[string]string }
+			}
+			if d.Decode(&m) != nil {
+				return
+			}
+			if !strings.HasPrefix(m.Action, "exec_") {
+				e.note("  %s: %s %s", m.Actor.Attributes["name"], m.Action, m.Actor.Attributes["exitCode"])
+			}
+		}
+	})
+	t.Cleanup(func() {
+		cancel()
+		wg.Wait()
+	})
+}
+
+// image is what the engine says of an image.
+type image struct {
+	ID     string `json:"Id"`
+	Size   int64
+	Config struct{ Labels map[string]string }
+}
+
+func (e *engine) image(ctx context.Context, ref string) (i image, err error) {
+	return i, e.get(ctx, "/images/"+ref+"/json", &i)
+}
+
+// imports makes an image of files of this guest's root: FRR's, and what those need.
+func (e *engine) imports(ctx context.Context, ref string) error {
+	files, err := routerFiles()
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, "tar", "--create", "--directory=/", "--no-recursion", "--null", "--files-from=-")
+	cmd.Stdin = strings.NewReader(strings.Join(files, "\x00"))
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	name, tag, _ := strings.Cut(ref, ":")
+	err = e.post(ctx, "/images/create?fromSrc=-&repo="+name+"&tag="+tag, out)
+	if werr := cmd.Wait(); werr != nil {
+		err = errors.Join(err, fmt.Errorf("tar: %w: %s", werr, said.Bytes()))
+	}
 	return err
 }
 
+// load brings in an archive that make image wrote.
+func (e *engine) load(ctx context.Context, archive string) error {
+	f, err := os.Open(archive)
+	if err != nil {
+		return fmt.Errorf("%w (make image makes it)", err)
+	}
+	defer f.Close()
+	return e.post(ctx, "/images/load?quiet=1", f)
+}
+
+// container is what the engine says of a container.
+type container struct {
+	Image string // its id
+	State struct {
+		Pid    int
+		Health struct {
+			Status string
+			Log    []struct{ Output string }
+		}
+	}
+	HostConfig struct {
+		ReadonlyRootfs  bool
+		Privileged      bool
+		CapAdd, CapDrop []string
+	}
+	Mounts []struct {
+		Destination string
+		RW          bool
+	}
+	Config struct{ Image string }
+}
+
+func (e *engine) inspect(ctx context.Context, name string) (c container, err error) {
+	return c, e.get(ctx, "/containers/"+name+"/json", &c)
+}
+
 // pid is the first process of a running container, as this guest sees it.
-func (e *engine) pid(ctx context.Context, container string) (int, error) {
-	out, err := e.docker(ctx, "inspect", "--format", "{{.State.Pid}}", container)
+func (e *engine) pid(ctx context.Context, name string) (int, error) {
+	c, err := e.inspect(ctx, name)
+	if err == nil && c.State.Pid == 0 {
+		err = fmt.Errorf("container %s isn't running", name)
+	}
+	return c.State.Pid, err
+}
+
+// logs are the last lines of a container.
+func (e *engine) logs(ctx context.Context, name string) (string, error) {
+	body, err := e.do(ctx, http.MethodGet, "/containers/"+name+"/logs?stdout=1&stderr=1&tail=60", nil)
 	if err != nil {
-		return 0, err
+		return "", err
 	}
-	pid, err := strconv.Atoi(out)
-	if err == nil && pid == 0 {
-		err = errors.New("it isn't running")
+	defer body.Close()
+	var out strings.Builder
+	for r := bufio.NewReader(body); ; {
+		// Each piece: the stream, three zeros, and four bytes of length.
+		head := make([]byte, 8)
+		if _, err := io.ReadFull(r, head); err != nil {
+			if errors.Is(err, io.EOF) {
+				err = nil
+			}
+			return out.String(), err
+		}
+		n := int64(head[4])<<24 | int64(head[5])<<16 | int64(head[6])<<8 | int64(head[7])
+		if _, err := io.CopyN(&out, r, n); err != nil {
+			return out.String(), err
+		}
 	}
+}
+
+// left is what the engine still has of containers, volumes and networks that it doesn't have by itself.
+func (e *engine) left(ctx context.Context) error {
+	var containers []struct{ Names []string }
+	var volumes struct{ Volumes []struct{ Name string } }
+	var networks []struct{ Name string }
+	if err := errors.Join(e.get(ctx, "/containers/json?all=1", &containers), e.get(ctx, "/volumes", &volumes), e.get(ctx, "/networks", &networks)); err != nil {
+		return err
+	}
+	var left []string
+	for _, c := range containers {
+		left = append(left, "container "+strings.Join(c.Names, " "))
+	}
+	for _, v := range volumes.Volumes {
+		left = append(left, "volume "+v.Name)
+	}
+	for _, n := range networks {
+		if n.Name != "none" && n.Name != "host" {
+			left = append(left, "network "+n.Name)
+		}
+	}
+	if left != nil {
+		return fmt.Errorf("left in the engine: %s", strings.Join(left, ", "))
+	}
+	return nil
+}
+
+// residue says what of an engine that has ended is still there: mounts and processes.
+func (e *engine) residue() error {
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
-		return 0, fmt.Errorf("container %s: %w", container, err)
+		return err
 	}
-	return pid, nil
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, e.dir) || strings.Contains(line, " nsfs ") {
+			return fmt.Errorf("a mount is left: %s", strings.TrimSpace(line))
+		}
+	}
+	programs, err := filepath.Glob("/proc/[0-9]*/exe")
+	if err != nil {
+		return err
+	}
+	own, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		return err
+	}
+	for _, exe := range programs {
+		program, err := os.Readlink(exe)
+		if err != nil {
+			continue // the kernel's own, or gone meanwhile
+		}
+		if net, err := os.Readlink(filepath.Join(filepath.Dir(exe), "ns", "net")); err == nil && net != own {
+			return fmt.Errorf("a process is left in network namespace %s: %s", net, program)
+		}
+		if base := filepath.Base(program); strings.HasPrefix(base, "containerd") || base == "dockerd" || base == "runc" || base == "vtepd" {
+			return fmt.Errorf("a process is left: %s, %s", filepath.Dir(exe), program)
+		}
+	}
+	return nil
 }
 
 // router is one compose project: a leaf.
@@ -181,15 +381,17 @@ func (e *engine) router(name string) (*router, error) {
 
 // compose runs docker compose on the file at the top of the checkout.
 func (r *router) compose(ctx context.Context, args ...string) error {
-	all := append([]string{"compose", "--file", "../../compose.yaml", "--project-name", r.name, "--progress", "plain"}, args...)
-	_, err := r.run(ctx, r.env, nil, all...)
-	return err
+	began := time.Now()
+	// What docker runs for its word compose.
+	cmd := exec.CommandContext(ctx, "docker-compose", append([]string{"--file", "../../compose.yaml", "--project-name", r.name, "--progress", "plain"}, args...)...)
+	cmd.Env = slices.Concat(os.Environ(), []string{"DOCKER_HOST=unix://" + r.socket(), "HOME=" + r.dir}, r.env)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s: docker compose %s: %w: %s", r.name, strings.Join(args, " "), err, bytes.TrimSpace(out))
+	}
+	r.note("%s: docker compose %s: took %.1fs", r.name, strings.Join(args, " "), time.Since(began).Seconds())
+	return nil
 }
 
 // container is the name of a service's container.
 func (r *router) container(service string) string { return r.name + "-" + service + "-1" }
-
-// service is the first process of a service's container.
-func (r *router) service(ctx context.Context, service string) (int, error) {
-	return r.pid(ctx, r.container(service))
-}
