@@ -4,9 +4,12 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -181,7 +184,65 @@ func TestDrift(t *testing.T) {
 		"endpoints.vtep0.ipvlan.parent: eth1 is down, and the endpoint with it; set it up")
 	d.waits("parent renamed", func() { d.ip("link set eth1 name up1") }, func() { d.ip("link set up1 name eth1") },
 		"endpoints.vtep0.ipvlan.parent: no link eth1 in the router's namespace")
+	d.fight()
 	same()
+}
+
+// fight lets somebody take back every repair, as fast as a shell can.
+func (d *drift) fight() {
+	d.Helper()
+	began, cpu := time.Now(), d.cpu()
+	foe, err := d.one.Leaf.Start(d.ctx, "/bin/sh", "-c", "while sleep 0.1; do ip link set vxlan1000 type vxlan id 1000 local 10.0.2.99; done")
+	d.must(err)
+	fight := func(n status.Snapshot) error {
+		return says(status.Degraded, "somebody else keeps changing what is vtepd's: repaired", "link vxlan1000 (vxlan of vni/1000): local 10.0.2.99, wanted 10.0.0.11")(n)
+	}
+	snap, err := d.one.Settle(d.ctx, "says that it is a fight", fight)
+	d.must(err)
+	d.Logf("drift: fight: called one after %v, %v of CPU: %s", time.Since(began).Round(time.Millisecond), d.cpu()-cpu, snap.Messages[0])
+	began, cpu = time.Now(), d.cpu()
+	said := snap.Messages[0]
+	snap, err = d.one.Settle(d.ctx, "goes on fighting", func(n status.Snapshot) error {
+		if err := fight(n); err != nil {
+			return err
+		}
+		if n.Messages[0] == said {
+			return errors.New("not tried again yet")
+		}
+		return nil
+	})
+	d.must(err)
+	// The foe writes some hundred times meanwhile. Three repairs are free, and each later one waits twice as long.
+	var n int
+	_, count, _ := strings.Cut(snap.Messages[0], "repaired ")
+	_, err = fmt.Sscanf(count, "%d times", &n)
+	d.must(err)
+	d.Logf("drift: fight: tried once more within %v, %v of CPU: %s", time.Since(began).Round(time.Millisecond), d.cpu()-cpu, snap.Messages[0])
+	if n < 4 || n > 10 {
+		d.Errorf("%d repairs", n)
+	}
+	foe.Kill()
+	began = time.Now()
+	_, err = d.one.Settle(d.ctx, "is content", idleOn("10.0.0.11"))
+	d.must(err)
+	d.back("the foe's work is undone")
+	d.Logf("drift: fight: over, and well again after %v", time.Since(began).Round(time.Millisecond))
+}
+
+// cpu is the time that vtepd has used.
+func (d *drift) cpu() time.Duration {
+	d.Helper()
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.one.Proc.Pid()))
+	d.must(err)
+	_, rest, _ := strings.Cut(string(raw), ") ")
+	fields := strings.Fields(rest)
+	var ticks time.Duration
+	for _, f := range fields[11:13] { // utime, stime: proc_pid_stat(5)
+		n, err := strconv.Atoi(f)
+		d.must(err)
+		ticks += time.Duration(n)
+	}
+	return ticks * 10 * time.Millisecond // USER_HZ is 100
 }
 
 // TestDriftLines: what others do to vtepd's lines in FRR, and to FRR itself.
