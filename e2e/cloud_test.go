@@ -159,7 +159,7 @@ func (s cloud) forbid(mac, port string) {
 
 // answers waits until an address answers a node.
 func (s cloud) answers(from *lab.Node, to string) error {
-	return lab.Eventually(s.within(time.Minute), from.Name+" reaches "+to, func(ctx context.Context) error {
+	return lab.Eventually(s.within(2*time.Minute), from.Name+" reaches "+to, func(ctx context.Context) error {
 		_, err := from.Exec(ctx, "ping", "-n", "-c", "1", "-W", "1", to)
 		return err
 	})
