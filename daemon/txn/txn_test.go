@@ -945,6 +945,20 @@ func TestOldAddressGone(t *testing.T) {
 	})
 }
 
+// notes collects what is told beside the steps from now on.
+func (r *router) notes() *[]string {
+	var notes []string
+	report := r.Report
+	r.Report = func(e txn.Event) {
+		if e.Note != "" {
+			notes = append(notes, e.Note)
+			return
+		}
+		report(e)
+	}
+	return &notes
+}
+
 // TestDeafBGP: a bgpd that has the line and doesn't take it up is given the line anew, once, and that is told.
 func TestDeafBGP(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -956,21 +970,13 @@ func TestDeafBGP(t *testing.T) {
 			}
 		})
 		r.frr.SetPresent(func(p netip.Prefix) bool { return p != host(newVTEP) || written > 1 })
-		var notes []string
-		report := r.Report
-		r.Report = func(e txn.Event) {
-			if e.Note != "" {
-				notes = append(notes, e.Note)
-				return
-			}
-			report(e)
-		}
+		notes := r.notes()
 		if err := r.Run(t.Context(), r.p); err != nil {
 			t.Fatal(err)
 		}
 		r.is(t, r.p.New)
-		if want := []string{"BGP doesn't take up network 10.255.0.12/32; written anew"}; written != 2 || !slices.Equal(notes, want) {
-			t.Errorf("written %d times, told %q, would be 2 and %q", written, notes, want)
+		if want := []string{"BGP doesn't take up network 10.255.0.12/32; written anew"}; written != 2 || !slices.Equal(*notes, want) {
+			t.Errorf("written %d times, told %q, would be 2 and %q", written, *notes, want)
 		}
 	})
 }
@@ -1064,21 +1070,13 @@ func TestZebraMissedTheEnd(t *testing.T) {
 				o.Type3 = append(o.Type3, frr.Type3{VNI: 101, Origin: oldVTEP, NextHop: oldVTEP, Local: true, Valid: true})
 			}
 		}
-		var notes []string
-		report := r.Report
-		r.Report = func(e txn.Event) {
-			if e.Note != "" {
-				notes = append(notes, e.Note)
-				return
-			}
-			report(e)
-		}
+		notes := r.notes()
 		if err := r.Run(t.Context(), r.p); err != nil {
 			t.Fatal(err)
 		}
 		r.is(t, r.p.New)
-		if want := []string{"BGP doesn't withdraw the type-3 routes of vxlan101, vxlan102; they are set down anew"}; ups != 1 || !slices.Equal(notes, want) {
-			t.Errorf("set up %d times, told %q, would be once and %q", ups, notes, want)
+		if want := []string{"BGP doesn't withdraw the type-3 routes of vxlan101, vxlan102; they are set down anew"}; ups != 1 || !slices.Equal(*notes, want) {
+			t.Errorf("set up %d times, told %q, would be once and %q", ups, *notes, want)
 		}
 	})
 }
