@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -80,8 +81,8 @@ func deploy(t *testing.T) *world {
 	g.Go(func() error { return w.engine.load(ctx, released) })
 	w.must(g.Wait())
 	w.note("images are in")
-	t.Cleanup(w.remove)
 	w.one, w.two = w.leaf("leaf1"), w.leaf("leaf2")
+	t.Cleanup(w.remove)
 	for l, first := range map[*leaf]string{w.one: "frr", w.two: "vtepd"} {
 		g.Go(func() error {
 			if err := l.compose(ctx, "up", "--detach", "netns", first); err != nil {
@@ -97,7 +98,9 @@ func deploy(t *testing.T) *world {
 				}
 				l.pids[service] = pid
 			}
-			return nil
+			ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
+			defer cancel()
+			return w.engine.says(ctx, l.container("frr"), "Started watchfrr")
 		})
 	}
 	w.must(g.Wait())
@@ -110,7 +113,8 @@ func deploy(t *testing.T) *world {
 	w.must(err)
 	t.Cleanup(func() {
 		if t.Failed() {
-			w.tell()
+			dir, err := w.lab.Collect("failed")
+			t.Logf("artifacts: %s %v", dir, err)
 		}
 		if err := w.lab.Destroy(context.Background()); err != nil {
 			t.Error(err)
@@ -120,7 +124,7 @@ func deploy(t *testing.T) *world {
 	for _, l := range []*leaf{w.one, w.two} {
 		l.Socket, l.DropDir = socket, l.drop
 	}
-	w.must(w.lab.WaitBGP(ctx))
+	w.must(w.lab.WaitBGP(w.within(3 * time.Minute)))
 	w.note("BGP is up")
 	return w
 }
@@ -134,13 +138,14 @@ func (w *world) leaf(name string) *leaf {
 
 // remove removes the containers, and everything that the engine made for them.
 func (w *world) remove() {
+	if w.Failed() {
+		w.tell()
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	var g errgroup.Group
 	for _, l := range []*leaf{w.one, w.two} {
-		if l != nil {
-			g.Go(func() error { return l.compose(ctx, "down", "--volumes") })
-		}
+		g.Go(func() error { return l.compose(ctx, "down", "--volumes") })
 	}
 	if err := g.Wait(); err != nil {
 		w.Error(err)
@@ -156,13 +161,18 @@ func (w *world) tell() {
 	defer cancel()
 	for _, l := range []*leaf{w.one, w.two} {
 		for service := range l.pids {
-			out, err := w.engine.logs(ctx, l.container(service))
-			w.Logf("%s: %v\n%s", l.container(service), err, out)
+			w.Logf("%s says:", l.container(service))
+			err := w.engine.logs(ctx, l.container(service), false, func(line string) bool {
+				w.Logf("  %s", line)
+				return true
+			})
+			if err != nil {
+				w.Log(err)
+			}
 		}
 	}
-	if dir, err := w.lab.Collect("failed"); err != nil || dir != "" {
-		w.Logf("artifacts: %s %v", dir, err)
-	}
+	out, err := exec.CommandContext(ctx, "ps", "axf", "-o", "pid,stat,time,wchan:20,args").Output()
+	w.Logf("%s%v", out, err)
 }
 
 // again waits for another process of a service, and has the lab take its node for what that one sees.

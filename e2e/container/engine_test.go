@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -268,28 +269,46 @@ func (e *engine) pid(ctx context.Context, name string) (int, error) {
 	return c.State.Pid, err
 }
 
-// logs are the last lines of a container.
-func (e *engine) logs(ctx context.Context, name string) (string, error) {
-	body, err := e.do(ctx, http.MethodGet, "/containers/"+name+"/logs?stdout=1&stderr=1&tail=60", nil)
+// logs gives each what a container has said, line by line; with follow also what it says from then on, until each returns false
+// or ctx ends.
+func (e *engine) logs(ctx context.Context, name string, follow bool, each func(line string) bool) error {
+	body, err := e.do(ctx, http.MethodGet, fmt.Sprintf("/containers/%s/logs?stdout=1&stderr=1&tail=60&follow=%t", name, follow), nil)
 	if err != nil {
-		return "", err
+		return err
 	}
 	defer body.Close()
-	var out strings.Builder
+	// Each piece: the stream, three zeros, four bytes of length, and a line.
+	head := make([]byte, 8)
 	for r := bufio.NewReader(body); ; {
-		// Each piece: the stream, three zeros, and four bytes of length.
-		head := make([]byte, 8)
-		if _, err := io.ReadFull(r, head); err != nil {
-			if errors.Is(err, io.EOF) {
-				err = nil
-			}
-			return out.String(), err
+		if _, err := io.ReadFull(r, head); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
 		}
-		n := int64(head[4])<<24 | int64(head[5])<<16 | int64(head[6])<<8 | int64(head[7])
-		if _, err := io.CopyN(&out, r, n); err != nil {
-			return out.String(), err
+		line := make([]byte, binary.BigEndian.Uint32(head[4:]))
+		if _, err := io.ReadFull(r, line); err != nil {
+			return err
+		}
+		if !each(strings.TrimSuffix(string(line), "\n")) {
+			return nil
 		}
 	}
+}
+
+// says waits until a container has said something.
+func (e *engine) says(ctx context.Context, name, what string) error {
+	said := false
+	err := e.logs(ctx, name, true, func(line string) bool {
+		said = strings.Contains(line, what)
+		return !said
+	})
+	if err == nil && !said {
+		err = errors.New("it has ended")
+	}
+	if err != nil {
+		return fmt.Errorf("container %s: waiting for %q: %w", name, what, err)
+	}
+	return nil
 }
 
 // left is what the engine still has of containers, volumes and networks that it doesn't have by itself.
