@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"vtepd/daemon/plan"
 	"vtepd/daemon/state"
@@ -137,8 +138,8 @@ func (r *Runner) downAnew(ctx context.Context, vnis []uint32) error {
 // deletable waits until FRR can be without the VXLANs that ops delete. When bgpd goes, zebra keeps what it knows of a VNI, with a
 // pointer to its device, and doesn't notice that the device is deleted: when bgpd is back, zebra 10.3 dies, or lists the VNI
 // under a name of garbage, 8.4.4 without one. And a zebra that knew nothing of the device has nothing to take back from bgpd, which
-// announces the VNI for ever. So bgpd has to be there with its instance, and, while EVPN is on, zebra has to list the VNIs; it
-// lists those of devices that are down or in no bridge too.
+// announces the VNI for ever. So bgpd has to be there with its instance, and zebra has to list the VNIs; it lists those of
+// devices that are down or in no bridge too. Only where EVPN is off for good, so that zebra has nothing of them, is that not asked.
 func (r *Runner) deletable(ctx context.Context, ops []dataplane.Op) error {
 	deletes := func(o dataplane.Op) bool { return o.Verb == dataplane.Delete || o.Verb == dataplane.GroupDelete }
 	if !slices.ContainsFunc(ops, deletes) {
@@ -156,6 +157,8 @@ func (r *Runner) deletable(ctx context.Context, ops []dataplane.Op) error {
 	if len(doomed) == 0 {
 		return nil
 	}
+	var lines string // bgpd's, while EVPN is off in them
+	var since time.Time
 	return r.wait(ctx, wait{look: func(ctx context.Context) ([]string, error) {
 		r.tampered = false
 		f, err := r.FRR.Observe(ctx, frr.Query{Config: true, VNIs: true})
@@ -165,8 +168,15 @@ func (r *Runner) deletable(ctx context.Context, ops []dataplane.Op) error {
 		case f.Instance.ASN == 0:
 			return []string{"bgpd has no instance"}, nil
 		case !f.EVPN:
+			if f.Fingerprint != lines {
+				lines, since = f.Fingerprint, time.Now()
+			}
+			if time.Since(since) < loaded {
+				return []string{"advertise-all-vni isn't there, and bgpd may still be loading its configuration"}, nil
+			}
 			return nil, nil
 		}
+		lines = ""
 		var unmet []string
 		for _, l := range doomed {
 			if !slices.ContainsFunc(f.VNIs, func(v frr.VNI) bool { return v.VNI == l.VNI }) {

@@ -86,6 +86,8 @@ const (
 	poll = 100 * time.Millisecond
 	// nudgeAfter is the part of a step's timeout after which FRR is nudged.
 	nudgeAfter = 4
+	// loaded is how long bgpd's lines don't change any more when it has read its configuration, at least.
+	loaded = 2 * time.Second
 	// lastDrain bounds the drain of a daemon that was told to stop.
 	lastDrain = 5 * time.Second
 	// retryFirst and retryMost bound the backoff of a step past the point of no return.

@@ -1012,6 +1012,24 @@ func TestNothingIsDeletedBehindFRR(t *testing.T) {
 			},
 			"not so after 3s: bgpd has no instance",
 		},
+		"bgpd is loading its configuration": {
+			func(r *router) {
+				r.frr.SetEVPN(false)
+				var again func() // a line a second
+				again = func() {
+					r.frr.SetNetworks(frr.Network{Prefix: host(oldVTEP), RouteMap: frr.Mark}, frr.Network{Prefix: host(netip.AddrFrom4([4]byte{192, 0, 2, byte(r.frr.RoundTrips())}))})
+					if o, err := r.frr.Observe(context.Background(), frr.Query{Config: true}); err == nil && !o.EVPN {
+						time.AfterFunc(time.Second, again)
+					}
+				}
+				again()
+			},
+			func(r *router) {
+				r.frr.SetEVPN(true)
+				r.frr.SetNetworks(frr.Network{Prefix: host(oldVTEP), RouteMap: frr.Mark})
+			},
+			"not so after 3s: advertise-all-vni isn't there, and bgpd may still be loading its configuration",
+		},
 		"zebra is being started": {
 			func(r *router) {
 				r.frr.SetVNIs(func() []frr.VNI { return nil })
