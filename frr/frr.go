@@ -149,11 +149,12 @@ type Session struct {
 	EVPN         bool
 }
 
-// VNI is an L2 VNI as zebra knows it.
+// VNI is a VNI as zebra knows it.
 type VNI struct {
 	VNI    uint32
 	Device string     // the VXLAN device
 	Local  netip.Addr // its VTEP
+	L3     bool       // a `vni` line makes it the L3 VNI of a VRF
 }
 
 // Type3 is one inclusive multicast route in BGP's EVPN table (RFC 7432, type 3).

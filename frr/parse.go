@@ -285,8 +285,7 @@ func ParseSessions(answer string) ([]Session, error) {
 	return out, nil
 }
 
-// ParseVNIs reads CommandVNIs: an array, and nothing or an empty object where bgpd has not asked zebra for VNIs. Layer 3
-// VNIs are passed over.
+// ParseVNIs reads CommandVNIs: an array, and nothing or an empty object where bgpd has not asked zebra for VNIs.
 func ParseVNIs(answer string) ([]VNI, error) {
 	if s := strings.TrimSpace(answer); s == "" || s == "{}" {
 		return nil, nil
@@ -296,19 +295,22 @@ func ParseVNIs(answer string) ([]VNI, error) {
 		Type   string `json:"type"`
 		Device string `json:"vxlanInterface"`
 		Local  string `json:"vtepIp"`
+		// Of an L3 VNI:
+		DeviceL3 string `json:"vxlanIntf"`
+		LocalL3  string `json:"localVtepIp"`
 	}
 	if err := decode(CommandVNIs, answer, &reply); err != nil {
 		return nil, err
 	}
 	var out []VNI
 	for _, r := range reply {
-		if r.Type != "L2" {
-			continue
-		}
 		if r.VNI == 0 {
 			return nil, Garbage(CommandVNIs, "a VNI without its number", answer)
 		}
-		out = append(out, VNI{VNI: uint32(r.VNI), Device: r.Device, Local: specified(addr(r.Local))})
+		out = append(out, VNI{
+			VNI: uint32(r.VNI), L3: r.Type == "L3",
+			Device: cmp.Or(r.Device, r.DeviceL3), Local: specified(addr(cmp.Or(r.Local, r.LocalL3))),
+		})
 	}
 	slices.SortFunc(out, func(a, b VNI) int { return int(a.VNI) - int(b.VNI) })
 	return out, nil

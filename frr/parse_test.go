@@ -2,6 +2,7 @@ package frr
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -113,12 +114,11 @@ func TestParseSessions(t *testing.T) {
 }
 
 func TestParseVNIs(t *testing.T) {
-	want := []VNI{{100, "vx100", ip("10.255.0.11")}, {200, "vx200", ip("10.255.0.11")}}
+	vni := func(n uint32, l3 bool) VNI {
+		return VNI{VNI: n, Device: fmt.Sprint("vx", n), Local: ip("10.255.0.11"), L3: l3}
+	}
 	forEachVersion(t, func(t *testing.T, name string, _ Version) {
-		all := want
-		if name != "8.4.4" { // where 5000 is a layer 3 VNI
-			all = append(slices.Clone(want), VNI{5000, "vx5000", ip("10.255.0.11")})
-		}
+		all := []VNI{vni(100, false), vni(200, false), vni(5000, name == "8.4.4")}
 		for file, want := range map[string][]VNI{"vnis.json": all, "bare-vnis.json": nil, "empty-vnis.json": nil} {
 			got, err := ParseVNIs(recorded(t, name, file))
 			if err != nil {

@@ -203,6 +203,8 @@ func Unseen(l dataplane.Link, f frr.Observation) []string {
 	switch {
 	case i < 0:
 		return []string{fmt.Sprintf("zebra doesn't know VNI %d", l.VNI)}
+	case f.VNIs[i].L3:
+		return []string{fmt.Sprintf("zebra has VNI %d as the L3 VNI of a VRF", l.VNI)}
 	case f.VNIs[i].Device != l.Name:
 		return []string{fmt.Sprintf("zebra has VNI %d on %s, not on %s", l.VNI, f.VNIs[i].Device, l.Name)}
 	case f.VNIs[i].Local != l.Local:

@@ -358,6 +358,19 @@ func TestNotSo(t *testing.T) {
 			"verify: step 7: not so after 3s: zebra has VNI 100 on vx, not on vxlan100",
 		},
 		{
+			"the operator makes a VNI that of a VRF",
+			func(r *router) {
+				r.frr.SetVNIs(func() []frr.VNI {
+					v := r.vnis()
+					for i := range v {
+						v[i].L3 = v[i].VNI == 101 && moved(v[i].Local)
+					}
+					return v
+				})
+			},
+			"verify: step 7: not so after 3s: zebra has VNI 101 as the L3 VNI of a VRF",
+		},
+		{
 			"zebra has the old VTEP",
 			func(r *router) {
 				r.frr.SetVNIs(func() []frr.VNI {
