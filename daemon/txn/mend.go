@@ -80,33 +80,38 @@ func (r *Runner) nudge(ctx context.Context, w plan.Await) error {
 	return nil
 }
 
-// announceAnew takes those of the prefixes' lines that are there, but have nothing in BGP, out of bgpd's configuration and puts them in again.
-// bgpd asks zebra once for the route behind a line (`bgp network import-check`) and then waits to be told of a change; under load, one
-// of 8.4.4 was seen waiting for a minute beside a zebra that had the address. Nobody hears of it: what isn't in BGP was sent to nobody.
-// A line that a kill leaves out is one that the undo, which follows, would take out.
+// announceAnew writes those of the prefixes' lines anew that have nothing in BGP. A line can be gone, with a bgpd that was started meanwhile
+// and has what the operator's file has. Or it is there and bgpd doesn't take it up: it asks zebra once for the route behind a line
+// (`bgp network import-check`) and then waits to be told of a change; under load, one of 8.4.4 was seen waiting for a minute beside a
+// zebra that had the address. Nobody hears of the line that is taken out for that: what isn't in BGP was sent to nobody. One that a kill
+// leaves out is one that the undo, which follows, would take out.
 func (r *Runner) announceAnew(ctx context.Context, prefixes []netip.Prefix) error {
 	f, err := r.FRR.Observe(ctx, frr.Query{Config: true, Prefixes: prefixes})
 	if err != nil || f.Instance.ASN == 0 { // it is waited for, like anything else
 		return nil
 	}
+	edit := func(v frr.Verb, p netip.Prefix) frr.Edit { return frr.Edit{Verb: v, ASN: f.Instance.ASN, Prefix: p} }
 	var out, in []frr.Edit
 	var names []string
 	for _, route := range f.Routes {
-		ours := slices.Contains(f.Networks, frr.Network{Prefix: route.Prefix, RouteMap: frr.Mark})
-		if route.Local || !ours {
+		i := slices.IndexFunc(f.Networks, func(n frr.Network) bool { return n.Prefix == route.Prefix })
+		if route.Local || i >= 0 && f.Networks[i].RouteMap != frr.Mark { // the last is somebody else's line
 			continue
 		}
-		e := frr.Edit{Verb: frr.RemoveNetwork, ASN: f.Instance.ASN, Prefix: route.Prefix}
-		out, in, names = append(out, e), append(in, e.Inverse()), append(names, e.Object())
+		if i >= 0 {
+			out = append(out, edit(frr.RemoveNetwork, route.Prefix))
+		}
+		e := edit(frr.AddNetwork, route.Prefix)
+		in, names = append(in, e), append(names, e.Object())
 	}
-	if out == nil {
+	if in == nil {
 		return nil
 	}
-	r.report(Event{Phase: plan.Announce, Note: fmt.Sprintf("BGP doesn't take up %s; written anew", strings.Join(names, ", "))})
+	r.report(Event{Phase: plan.Announce, Note: fmt.Sprintf("BGP has nothing of %s; written anew", strings.Join(names, ", "))})
 	if err := r.FRR.Apply(ctx, out); err != nil {
 		return err
 	}
-	return r.FRR.Apply(ctx, in)
+	return r.FRR.Apply(ctx, append([]frr.Edit{edit(frr.AddRouteMap, netip.Prefix{})}, in...))
 }
 
 // downAnew sets the VXLANs of the VNIs up and down once more: a zebra that was started while they were down has nothing to take back,

@@ -84,8 +84,8 @@ const (
 	tamperedMost = 2 * time.Second
 	// poll is how often a condition is looked at that FRR gives no event for.
 	poll = 100 * time.Millisecond
-	// nudgeAfter is the part of a step's timeout after which FRR is nudged.
-	nudgeAfter = 4
+	// nudges is into how many parts a step's timeout is cut by nudges to FRR.
+	nudges = 4
 	// loaded is how long bgpd's lines don't change any more when it has read its configuration, at least.
 	loaded = 2 * time.Second
 	// lastDrain bounds the drain of a daemon that was told to stop.
@@ -446,7 +446,7 @@ func (r *Runner) await(ctx context.Context, w plan.Await) error {
 type wait struct {
 	look  func(context.Context) ([]string, error) // what doesn't hold
 	mend  func(context.Context) error             // done whenever something doesn't hold; what is wrong with it is what didn't hold. May be nil
-	nudge func(context.Context) error             // done once, when something hasn't held for a while. May be nil
+	nudge func(context.Context) error             // done now and then while something doesn't hold. May be nil
 }
 
 // wait looks again and again, the slower the longer a look takes, until nothing is wrong; the error after the timeout says what was.
@@ -456,7 +456,8 @@ func (r *Runner) wait(ctx context.Context, w wait) error {
 	defer cancel()
 	var why error
 	var tampered time.Time // since when
-	nudge := time.After(timeout / nudgeAfter)
+	nudge := time.NewTicker(timeout / nudges)
+	defer nudge.Stop()
 	for {
 		began := time.Now()
 		r.beat()
@@ -488,7 +489,7 @@ func (r *Runner) wait(ctx context.Context, w wait) error {
 			why = err
 		}
 		select {
-		case <-nudge:
+		case <-nudge.C:
 			if w.nudge == nil {
 				continue
 			}
