@@ -67,7 +67,7 @@ func (s *suite) test() error {
 	if err != nil {
 		return err
 	}
-	places, err := s.places(guestPackages(plain, tagged), "")
+	places, err := s.places(guestPackages(plain, tagged), "", belongs)
 	if err != nil {
 		return err
 	}
@@ -232,7 +232,7 @@ func (s *suite) e2e(run string) error {
 		path := short(p.ImportPath)
 		return path != "e2e" && !strings.HasPrefix(path, "e2e/")
 	})
-	places, err := s.places(stories, run)
+	places, err := s.places(stories, run, everywhere)
 	if err != nil {
 		return err
 	}
@@ -266,7 +266,7 @@ func (s *suite) faults() error {
 		return err
 	}
 	stories := slices.DeleteFunc(guestPackages(nil, tagged), func(p guestPkg) bool { return short(p.ImportPath) != "e2e" })
-	places, err := s.places(stories, "^TestFaults$")
+	places, err := s.places(stories, "^TestFaults$", everywhere)
 	if err != nil {
 		return err
 	}
@@ -363,7 +363,7 @@ func (s *suite) goTool(args ...string) error {
 
 // toolEvents turns the output of a test binary into events, as go test does.
 func toolEvents(ctx context.Context, importPath string, f func(event)) (io.WriteCloser, func() error, error) {
-	cmd := exec.CommandContext(ctx, "go", "tool", "test2json", "-p", importPath)
+	cmd := exec.CommandContext(ctx, "go", "tool", "test2json", "-t", "-p", importPath)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, nil, err
@@ -419,11 +419,11 @@ type guestJob struct {
 	pattern string // for -test.run
 }
 
-// Long stories that have little to do with FRR's version run on one release only; they are dealt out so that the guests, which
-// run side by side, take about as long.
+// In make test, long stories that have little to do with FRR's version run on one release only; they are dealt out so that the
+// guests, which run side by side, take about as long. In make e2e every story runs on every release.
 var (
-	onNewest = regexp.MustCompile(`^Test(Claims|Cloud|Drift|Faults|Flood)`)
-	onOldest = regexp.MustCompile(`^Test(Confirm|Soak)`)
+	onNewest = regexp.MustCompile(`^Test(Claims|Cloud|CNI|Drift|Faults|Flood)`)
+	onOldest = regexp.MustCompile(`^Test(Confirm|Placement|Soak)`)
 )
 
 // ground are the packages that are the lab itself: the stories stand on them on every release, their own tests run on one.
@@ -450,8 +450,11 @@ func (p place) result(j guestJob) result {
 	return result{pkg: short(j.pkg.ImportPath), where: "guest " + p.name, frr: p.root.FRR}
 }
 
-// places are the guests of the releases, with the packages' guest tests whose names match.
-func (s *suite) places(packages []guestPkg, run string) ([]place, error) {
+// everywhere has every test run on every release.
+func everywhere(string, guestPkg, string, []string) bool { return true }
+
+// places are the guests of the releases, with those of the packages' guest tests that belong there and whose names match.
+func (s *suite) places(packages []guestPkg, run string, belongs func(test string, p guestPkg, release string, all []string) bool) ([]place, error) {
 	var places []place
 	for _, release := range s.releases {
 		p := place{recipe: vm.Default, release: release, name: release}
