@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 	"unsafe"
 
@@ -88,27 +89,50 @@ func (n *Node) capturePort(port string, passes []bpf.Instruction, seen func(capt
 	}
 	go func() {
 		defer close(c.ended)
-		buf, oob := make([]byte, snapLen), make([]byte, 128)
-		for {
-			var f captured
-			var err error
-			rerr := raw.Read(func(fd uintptr) bool {
-				f, err = receive(int(fd), buf, oob)
-				return !errors.Is(err, unix.EAGAIN)
-			})
-			if err = errors.Join(rerr, err); err != nil {
-				if !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, os.ErrClosed) {
-					c.err = fmt.Errorf("capture on %s:%s: %w", c.node, c.port, err)
-				}
-				return
-			}
-			c.mu.Lock()
-			c.frames = append(c.frames, f)
-			c.mu.Unlock()
-			c.seen(f)
-		}
+		c.err = c.read(raw)
 	}()
 	return c, nil
+}
+
+// read takes every frame until the capture is stopped, those too that wait at that moment.
+func (c *capture) read(raw syscall.RawConn) error {
+	buf, oob := make([]byte, snapLen), make([]byte, 128)
+	take := func(fd uintptr) error {
+		f, err := receive(int(fd), buf, oob)
+		if err != nil {
+			return err
+		}
+		c.mu.Lock()
+		c.frames = append(c.frames, f)
+		c.mu.Unlock()
+		c.seen(f)
+		return nil
+	}
+	var err, stopped error
+	for err == nil && stopped == nil {
+		stopped = raw.Read(func(fd uintptr) bool {
+			err = take(fd)
+			return !errors.Is(err, unix.EAGAIN)
+		})
+	}
+	if errors.Is(stopped, os.ErrDeadlineExceeded) {
+		// The deadline that has passed keeps Read from what has come.
+		stopped = raw.Control(func(fd uintptr) {
+			for err = nil; err == nil; {
+				err = take(fd)
+			}
+			if errors.Is(err, unix.EAGAIN) {
+				err = nil
+			}
+		})
+	}
+	if errors.Is(stopped, os.ErrClosed) {
+		return nil
+	}
+	if err = errors.Join(stopped, err); err != nil {
+		return fmt.Errorf("capture on %s:%s: %w", c.node, c.port, err)
+	}
+	return nil
 }
 
 func htons(v uint16) uint16 { return v<<8 | v>>8 }
