@@ -205,7 +205,7 @@ func (m *matrix) choose(t *testing.T) (groups [3][]*trial) {
 				phases = phases[(n+shift)%len(phases):][:1] // so that they differ
 			}
 			for _, p := range phases {
-				if c := (&trial{fault: f, phase: p}); only.MatchString(f.name + "/" + string(p)) {
+				if c := (&trial{fault: f, phase: p}); only.MatchString(c.String()) {
 					groups[i] = append(groups[i], c)
 				}
 			}
@@ -213,6 +213,9 @@ func (m *matrix) choose(t *testing.T) (groups [3][]*trial) {
 		if all {
 			m.rng.Shuffle(len(groups[i]), func(a, b int) { groups[i][a], groups[i][b] = groups[i][b], groups[i][a] })
 		}
+	}
+	if len(slices.Concat(groups[:]...)) == 0 {
+		t.Fatalf("VTEPD_FAULTS_ONLY: no case is like %q; they are called like %q", only, (&trial{fault: frrFaults[0], phase: plan.Swap}).String())
 	}
 	return groups
 }
