@@ -24,7 +24,6 @@ func equal(a, b []uint64) bool { return b != nil && slices.Equal(a, b) }
 
 // look says what of w doesn't hold now. One observation of FRR serves all of it.
 func (r *Runner) look(ctx context.Context, w plan.Await) ([]string, error) {
-	r.tampered = false
 	q := frr.Query{
 		Config:   w.State != nil,
 		Sessions: len(w.Announced) > 0 || w.State != nil || len(w.VTEPs) > 0,

@@ -90,19 +90,14 @@ func (r *Runner) announceAnew(ctx context.Context, prefixes []netip.Prefix) erro
 	if err != nil || f.Instance.ASN == 0 { // it is waited for, like anything else
 		return nil
 	}
-	edit := func(v frr.Verb, p netip.Prefix) frr.Edit { return frr.Edit{Verb: v, ASN: f.Instance.ASN, Prefix: p} }
 	var out, in []frr.Edit
 	var names []string
 	for _, route := range f.Routes {
-		i := slices.IndexFunc(f.Networks, func(n frr.Network) bool { return n.Prefix == route.Prefix })
-		if route.Local || i >= 0 && f.Networks[i].RouteMap != frr.Mark { // the last is somebody else's line
+		e := frr.Edit{Verb: frr.RemoveNetwork, ASN: f.Instance.ASN, Prefix: route.Prefix}
+		if _, err := e.Check(f); err != nil || route.Local { // an error: the line is somebody else's
 			continue
 		}
-		if i >= 0 {
-			out = append(out, edit(frr.RemoveNetwork, route.Prefix))
-		}
-		e := edit(frr.AddNetwork, route.Prefix)
-		in, names = append(in, e), append(names, e.Object())
+		out, in, names = append(out, e), append(in, e.Inverse()), append(names, e.Object())
 	}
 	if in == nil {
 		return nil
@@ -111,7 +106,7 @@ func (r *Runner) announceAnew(ctx context.Context, prefixes []netip.Prefix) erro
 	if err := r.FRR.Apply(ctx, out); err != nil {
 		return err
 	}
-	return r.FRR.Apply(ctx, append([]frr.Edit{edit(frr.AddRouteMap, netip.Prefix{})}, in...))
+	return r.FRR.Apply(ctx, append([]frr.Edit{{Verb: frr.AddRouteMap, ASN: f.Instance.ASN}}, in...))
 }
 
 // downAnew sets the VXLANs of the VNIs up and down once more: a zebra that was started while they were down has nothing to take back,
@@ -165,7 +160,6 @@ func (r *Runner) deletable(ctx context.Context, ops []dataplane.Op) error {
 	var lines string // bgpd's, while EVPN is off in them
 	var since time.Time
 	return r.wait(ctx, wait{look: func(ctx context.Context) ([]string, error) {
-		r.tampered = false
 		f, err := r.FRR.Observe(ctx, frr.Query{Config: true, VNIs: true})
 		switch {
 		case err != nil:

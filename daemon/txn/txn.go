@@ -462,6 +462,7 @@ func (r *Runner) wait(ctx context.Context, w wait) error {
 		began := time.Now()
 		r.beat()
 		r.looks++
+		r.tampered = false
 		unmet, err := w.look(limit)
 		switch {
 		case err == nil && len(unmet) == 0:
