@@ -50,15 +50,11 @@ func (s *suite) test() error {
 	if err := s.lint(); err != nil {
 		return err
 	}
-	plain, err := goList(s.ctx, "")
+	inGuests, err := s.tests(guestTag)
 	if err != nil {
 		return err
 	}
-	tagged, err := goList(s.ctx, guestTag)
-	if err != nil {
-		return err
-	}
-	aboutContainers, err := goList(s.ctx, containersTag)
+	aboutContainers, err := s.tests(containersTag)
 	if err != nil {
 		return err
 	}
@@ -67,11 +63,11 @@ func (s *suite) test() error {
 	if err != nil {
 		return err
 	}
-	places, err := s.places(guestPackages(plain, tagged), "", belongs)
+	places, err := s.places(inGuests, "", belongs)
 	if err != nil {
 		return err
 	}
-	engine, err := s.enginePlace(guestPackages(plain, aboutContainers))
+	engine, err := s.enginePlace(aboutContainers)
 	if err != nil {
 		return err
 	}
@@ -86,6 +82,16 @@ func (s *suite) test() error {
 	return verdict(results)
 }
 
+// tests are the packages that have tests for a guest: those that a build tag brings.
+func (s *suite) tests(tag string) ([]guestPkg, error) {
+	plain, err := goList(s.ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	tagged, err := goList(s.ctx, tag)
+	return guestPackages(plain, tagged), err
+}
+
 // verdict is errFailed unless everything passed; a skip is no pass, and a router between two states is a failure.
 func verdict(results []result) error {
 	if sum := total(results); sum.failed > 0 || sum.skipped > 0 || sum.passed == 0 || sum.faults.between > 0 || sum.faults.leftovers > 0 {
@@ -96,15 +102,11 @@ func verdict(results []result) error {
 
 // containers runs the stories under a container engine, and prints what they saw.
 func (s *suite) containers() error {
-	plain, err := goList(s.ctx, "")
+	packages, err := s.tests(containersTag)
 	if err != nil {
 		return err
 	}
-	tagged, err := goList(s.ctx, containersTag)
-	if err != nil {
-		return err
-	}
-	engine, err := s.enginePlace(guestPackages(plain, tagged))
+	engine, err := s.enginePlace(packages)
 	if err != nil {
 		return err
 	}
@@ -220,15 +222,11 @@ func (s *suite) progress(r result, t *tally) {
 
 // e2e runs the stories and prints one line of sums for each FRR version.
 func (s *suite) e2e(run string) error {
-	plain, err := goList(s.ctx, "")
+	packages, err := s.tests(guestTag)
 	if err != nil {
 		return err
 	}
-	tagged, err := goList(s.ctx, guestTag)
-	if err != nil {
-		return err
-	}
-	stories := slices.DeleteFunc(guestPackages(plain, tagged), func(p guestPkg) bool {
+	stories := slices.DeleteFunc(packages, func(p guestPkg) bool {
 		path := short(p.ImportPath)
 		return path != "e2e" && !strings.HasPrefix(path, "e2e/")
 	})
@@ -256,7 +254,7 @@ func (s *suite) faults() error {
 			return err
 		}
 	}
-	tagged, err := goList(s.ctx, guestTag)
+	packages, err := s.tests(guestTag)
 	if err != nil {
 		return err
 	}
@@ -265,7 +263,7 @@ func (s *suite) faults() error {
 	if err != nil {
 		return err
 	}
-	stories := slices.DeleteFunc(guestPackages(nil, tagged), func(p guestPkg) bool { return short(p.ImportPath) != "e2e" })
+	stories := slices.DeleteFunc(packages, func(p guestPkg) bool { return short(p.ImportPath) != "e2e" })
 	places, err := s.places(stories, "^TestFaults$", everywhere)
 	if err != nil {
 		return err
@@ -457,23 +455,12 @@ func everywhere(string, guestPkg, string, []string) bool { return true }
 func (s *suite) places(packages []guestPkg, run string, belongs func(test string, p guestPkg, release string, all []string) bool) ([]place, error) {
 	var places []place
 	for _, release := range s.releases {
-		p := place{recipe: vm.Default, release: release, name: release}
-		for _, pkg := range packages {
-			names, err := functions(pkg.Dir, pkg.files, "Test", "Fuzz", "Example")
-			if err != nil {
-				return nil, err
-			}
-			names = slices.DeleteFunc(names, func(n string) bool { return !belongs(n, pkg, release, s.releases) })
-			pattern, err := runPattern(names, run)
-			if err != nil {
-				return nil, err
-			}
-			if pattern != "" {
-				p.jobs = append(p.jobs, guestJob{pkg: pkg, tag: guestTag, pattern: pattern})
-			}
+		jobs, err := jobsOf(packages, guestTag, run, func(test string, p guestPkg) bool { return belongs(test, p, release, s.releases) })
+		if err != nil {
+			return nil, err
 		}
-		if p.jobs != nil {
-			places = append(places, p)
+		if jobs != nil {
+			places = append(places, place{recipe: vm.Default, release: release, name: release, jobs: jobs})
 		}
 	}
 	return places, nil
@@ -481,22 +468,31 @@ func (s *suite) places(packages []guestPkg, run string, belongs func(test string
 
 // enginePlace is the guest that has a container engine.
 func (s *suite) enginePlace(packages []guestPkg) (place, error) {
-	if len(packages) == 0 {
-		return place{}, errors.New("no package has tests for a container engine")
+	jobs, err := jobsOf(packages, containersTag, "", func(string, guestPkg) bool { return true })
+	if err == nil && jobs == nil {
+		err = errors.New("no package has tests for a container engine")
 	}
-	p := place{recipe: vm.Containers, release: vm.Containers.Releases[0].Name, name: "containers"}
-	for _, pkg := range packages {
-		names, err := functions(pkg.Dir, pkg.files, "Test")
+	return place{recipe: vm.Containers, release: vm.Containers.Releases[0].Name, name: "containers", jobs: jobs}, err
+}
+
+// jobsOf are the packages' tests that a tag brings, that run selects and that are taken.
+func jobsOf(packages []guestPkg, tag, run string, taken func(test string, p guestPkg) bool) ([]guestJob, error) {
+	var jobs []guestJob
+	for _, p := range packages {
+		names, err := functions(p.Dir, p.files, "Test", "Fuzz", "Example")
 		if err != nil {
-			return p, err
+			return nil, err
 		}
-		pattern, err := runPattern(names, "")
+		names = slices.DeleteFunc(names, func(n string) bool { return !taken(n, p) })
+		pattern, err := runPattern(names, run)
 		if err != nil {
-			return p, err
+			return nil, err
 		}
-		p.jobs = append(p.jobs, guestJob{pkg: pkg, tag: containersTag, pattern: pattern})
+		if pattern != "" {
+			jobs = append(jobs, guestJob{pkg: p, tag: tag, pattern: pattern})
+		}
 	}
-	return p, nil
+	return jobs, nil
 }
 
 // atOnce is how many guests run side by side: each keeps a core busy.
