@@ -302,8 +302,11 @@ func (d *demo) carry(ctx context.Context, side *fabric.Side, c fabric.Config, ad
 		return err
 	}
 	d.phases(snap)
-	d.say("live: vtep0 on %s, %d VNIs; the swap was %d netlink batch of %d changes; FRR was asked %d times",
-		address, len(snap.VNIs), snap.Transaction.SwapBatches, snap.Transaction.SwapMessages, snap.Transaction.RoundTrips)
+	swap := "no live VXLAN had to change"
+	if n := snap.Transaction.SwapBatches; n > 0 {
+		swap = fmt.Sprintf("the swap was %d netlink batch of %d changes", n, snap.Transaction.SwapMessages)
+	}
+	d.say("live: vtep0 on %s, %d VNIs; %s; FRR was asked %d times", address, len(snap.VNIs), swap, snap.Transaction.RoundTrips)
 	return nil
 }
 
@@ -323,7 +326,7 @@ func (d *demo) fail(ctx context.Context, c fabric.Config, phase plan.Phase) erro
 		return err
 	}
 	d.phases(snap)
-	d.say("rolled back: phase %s, %s: %s", snap.Failure.Phase, snap.Failure.Object, snap.Failure.Message)
+	d.say("rolled back: phase %s: %s", snap.Failure.Phase, snap.Failure.Message) // which names the object
 	d.rolledBack++
 	return fabric.Has(snap, "10.0.0.21", c.VNIs)
 }
