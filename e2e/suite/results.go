@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -59,7 +61,7 @@ func (f faults) String() string {
 	return fmt.Sprintf("faults: fake=%d guest=%d ended_a=%d ended_b=%d between=%d leftovers=%d", f.fake, f.guest, f.a, f.b, f.between, f.leftovers)
 }
 
-// failure is a test that failed or was skipped, and the end of what it said.
+// failure is a test that failed or was skipped, and the end of what it said of that.
 type failure struct {
 	test string // "" for what is outside any test
 	said []string
@@ -163,39 +165,68 @@ func (t *tally) count() (passed, failed, skipped int) {
 	return passed, failed, skipped
 }
 
-// said bounds what the last summary repeats of a failure.
-const said = 12
+// said and width bound what the last summary repeats of a failure.
+const (
+	said  = 6   // lines
+	width = 400 // bytes of each
+)
 
-// failures are those that count counts, sorted by name.
-func (t *tally) failures() []failure {
+// failures are those that count counts, sorted by name. dir is the package's: its test files tell what a test logged from what it
+// failed with.
+func (t *tally) failures(dir string) []failure {
 	var out []failure
 	for name, v := range t.verdict {
 		below := func(other string) bool { return strings.HasPrefix(other, name+"/") && bad(t.verdict[other]) }
 		if v == "skip" || bad(v) && !slices.ContainsFunc(slices.Collect(maps.Keys(t.verdict)), below) {
-			out = append(out, failure{test: name, said: lastLines(t.output[name])})
+			out = append(out, failure{test: name, said: reasons(dir, t.output[name])})
 		}
 	}
 	if out == nil {
-		out = append(out, failure{said: lastLines(t.output[""])})
+		out = append(out, failure{said: reasons(dir, t.output[""])})
 	}
 	slices.SortFunc(out, func(a, b failure) int { return strings.Compare(a.test, b.test) })
 	return out
 }
 
-// lastLines are the last ones that aren't go test's own, each cut to what a reader needs.
-func lastLines(output []string) []string {
-	const width = 400
-	var lines []string
+// reasons are the last lines of those a test failed with: what it logged is left out, for a story's log is long and its end seldom
+// says what went wrong. Where nothing else was said, by a panic or a timeout, they are the last lines of all.
+func reasons(dir string, output []string) []string {
+	var all, failed []string
+	logged := true
 	for _, l := range output {
 		l = strings.TrimRight(l, "\n")
+		if l == "" || strings.HasPrefix(l, "=== ") || strings.HasPrefix(strings.TrimSpace(l), "--- ") {
+			continue
+		}
+		if m := location.FindStringSubmatch(l); m != nil {
+			logged = strings.Contains(sourceLine(filepath.Join(dir, m[1]), m[2]), "Log")
+		}
 		if len(l) > width {
 			l = l[:width] + " […]"
 		}
-		if l != "" && !strings.HasPrefix(l, "=== ") {
-			lines = append(lines, l)
+		all = append(all, l)
+		if !logged {
+			failed = append(failed, l)
 		}
 	}
-	return lines[max(0, len(lines)-said):]
+	if failed == nil {
+		failed = all
+	}
+	return failed[max(0, len(failed)-said):]
+}
+
+// location begins what a test logs or fails with.
+var location = regexp.MustCompile(`^ {4,}(\w+_test\.go):(\d+): `)
+
+// sourceLine is a line of a file, "" where there is none.
+func sourceLine(file, number string) string {
+	text, err := os.ReadFile(file)
+	n, nerr := strconv.Atoi(number)
+	lines := strings.Split(string(text), "\n")
+	if err != nil || nerr != nil || n < 1 || n > len(lines) {
+		return ""
+	}
+	return lines[n-1]
 }
 
 func bad(verdict string) bool { return verdict == "fail" || verdict == "" }

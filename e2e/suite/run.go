@@ -183,7 +183,7 @@ func (s *suite) native(args ...string) ([]result, error) {
 		}
 		if r.passed+r.failed+r.skipped > 0 { // else it has no tests here
 			if r.failed+r.skipped > 0 {
-				r.failures = t.failures()
+				r.failures = t.failures(filepath.Join(s.checkout, r.pkg))
 			}
 			results = append(results, r)
 			s.progress(r, t)
@@ -635,7 +635,7 @@ func (s *suite) job(guest *vm.Guest, lab vm.Lab, binary string, p place, j guest
 		r.failed = 1
 	}
 	if r.failed+r.skipped > 0 {
-		r.failures = t.failures()
+		r.failures = t.failures(j.pkg.Dir)
 	}
 	s.progress(r, t)
 	if p.verbose && r.failed+r.skipped == 0 {

@@ -195,28 +195,36 @@ not json
 	}
 }
 
-func TestFailuresAreTheLeavesWithTheEndOfTheirOutput(t *testing.T) {
+func TestFailuresAreTheLeavesWithWhatTheyFailedOf(t *testing.T) {
+	dir := t.TempDir()
+	source := "t.Logf(…)\nt.Errorf(…)\nw.must(err)\n"
+	if err := os.WriteFile(filepath.Join(dir, "a_test.go"), []byte(source), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	tl := newTally()
-	for _, e := range []event{
-		{Action: "run", Test: "TestA"},
-		{Action: "run", Test: "TestA/b"},
-		{Action: "run", Test: "TestC"},
-		{Action: "run", Test: "TestD"},
-		{Action: "output", Test: "TestA/b", Output: "=== RUN   TestA/b\n"},
-		{Action: "fail", Test: "TestA/b"},
-		{Action: "fail", Test: "TestA"},
-		{Action: "pass", Test: "TestC"},
-		{Action: "output", Test: "TestD", Output: strings.Repeat("x", 401) + "\n"},
-	} {
-		tl.add(e)
+	say := func(test string, lines ...string) {
+		for _, l := range lines {
+			tl.add(event{Action: "output", Test: test, Output: l + "\n"})
+		}
 	}
-	var lines []string
+	for _, e := range []string{"run A", "run A/b", "run C", "run D", "run E", "fail A/b", "fail A", "pass C", "fail E"} {
+		action, test, _ := strings.Cut(e, " ")
+		tl.add(event{Action: action, Test: test})
+	}
+	say("A/b", "=== RUN   A/b", "    a_test.go:1: a step", "    a_test.go:2: not so", "        but so", "    a_test.go:1: a step", "        of two lines",
+		"    a_test.go:3: nor so", "    a_test.go:1: the end", "    --- FAIL: A/b (1.00s)")
+	say("D", "    a_test.go:1: a step", "panic: "+strings.Repeat("x", 400)) // what follows a step without a place is the step's own
+	var many []string
 	for i := range 20 {
-		lines = append(lines, fmt.Sprint("line ", i))
-		tl.add(event{Action: "output", Test: "TestA/b", Output: fmt.Sprintf("line %d\n", i)})
+		many = append(many, fmt.Sprint("line ", i))
 	}
-	want := []failure{{"TestA/b", lines[8:]}, {"TestD", []string{strings.Repeat("x", 400) + " […]"}}}
-	if diff := cmp.Diff(want, tl.failures(), cmp.AllowUnexported(failure{})); diff != "" {
+	say("E", many...)
+	want := []failure{
+		{"A/b", []string{"    a_test.go:2: not so", "        but so", "    a_test.go:3: nor so"}},
+		{"D", []string{"    a_test.go:1: a step", "panic: " + strings.Repeat("x", 393) + " […]"}},
+		{"E", many[14:]},
+	}
+	if diff := cmp.Diff(want, tl.failures(dir), cmp.AllowUnexported(failure{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
