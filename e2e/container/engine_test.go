@@ -43,11 +43,15 @@ func start(t *testing.T, note func(string, ...any)) *engine {
 	e.api = &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", e.socket())
 	}}}
-	t.Cleanup(func() {
-		if err := e.residue(); err != nil {
+	// A shim outlives its container by a moment.
+	gone := func(what string, is func() error) {
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		if err := lab.Eventually(ctx, what, func(context.Context) error { return is() }); err != nil {
 			t.Error(err)
 		}
-	})
+	}
+	t.Cleanup(func() { gone("nothing of the engine is left", e.residue) })
 	data := filepath.Join(e.dir, "data")
 	if err := os.Mkdir(data, 0o711); err != nil {
 		t.Fatal(err)
@@ -55,12 +59,7 @@ func start(t *testing.T, note func(string, ...any)) *engine {
 	if err := unix.Mount("tmpfs", data, "tmpfs", 0, "mode=711"); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		// Not in use by anything: no MNT_DETACH.
-		if err := unix.Unmount(data, 0); err != nil {
-			t.Errorf("unmount %s: %v", data, err)
-		}
-	})
+	t.Cleanup(func() { gone("unmount "+data, func() error { return unix.Unmount(data, 0) }) }) // not in use by anything: no MNT_DETACH
 	// containerd on its own: dockerd waits 15 seconds for the one that it starts, whatever the machine.
 	config := filepath.Join(e.dir, "containerd.toml")
 	if err := os.WriteFile(config, []byte("version = 2\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n"), 0o644); err != nil {
