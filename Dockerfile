@@ -6,7 +6,9 @@ LABEL org.opencontainers.image.title="vtepd" \
       org.opencontainers.image.description="VXLAN tunnel endpoints beside FRR" \
       org.opencontainers.image.version="$VERSION"
 COPY bin/vtepd /usr/bin/vtepd
-VOLUME ["/etc/vtepd", "/var/lib/vtepd", "/var/run/frr", "/run/vtepd"]
+# No /var/run/frr: an engine gives a volume that is still empty the owner that its place has in the image, and FRR, which had made
+# the volume its own, could no longer write to it.
+VOLUME ["/etc/vtepd", "/var/lib/vtepd", "/run/vtepd"]
 HEALTHCHECK CMD ["/usr/bin/vtepd", "status"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["/usr/bin/vtepd"]

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -81,6 +82,7 @@ func deploy(t *testing.T) *world {
 	g.Go(func() error { return w.engine.load(ctx, released) })
 	w.must(g.Wait())
 	w.note("images are in")
+	w.owned()
 	w.one, w.two = w.leaf("leaf1"), w.leaf("leaf2")
 	t.Cleanup(w.remove)
 	for l, first := range map[*leaf]string{w.one: "frr", w.two: "vtepd"} {
@@ -127,6 +129,28 @@ func deploy(t *testing.T) *world {
 	w.must(w.lab.WaitBGP(w.within(3 * time.Minute)))
 	w.note("BGP is up")
 	return w
+}
+
+// owned: a volume of FRR's own with nothing in it yet is FRR's still when vtepd's container has come to it.
+func (w *world) owned() {
+	w.Helper()
+	ctx := w.within(time.Minute)
+	w.must(w.engine.post(ctx, "/volumes/create", strings.NewReader(`{"Name": "sockets"}`)))
+	var volume struct{ Mountpoint string }
+	w.must(w.engine.get(ctx, "/volumes/sockets", &volume))
+	const frr = 92
+	w.must(os.Chown(volume.Mountpoint, frr, frr))
+	w.must(w.engine.post(ctx, "/containers/create?name=beside", strings.NewReader(`{"Image": "vtepd:latest", "HostConfig": {"Binds": ["sockets:/var/run/frr"]}}`)))
+	var st unix.Stat_t
+	w.must(unix.Stat(volume.Mountpoint, &st))
+	if st.Uid != frr || st.Gid != frr {
+		w.Errorf("vtepd's container gave the volume of FRR's sockets to %d:%d", st.Uid, st.Gid)
+	}
+	for _, path := range []string{"/containers/beside?v=1", "/volumes/sockets"} {
+		body, err := w.engine.do(ctx, http.MethodDelete, path, nil)
+		w.must(err)
+		w.must(body.Close())
+	}
 }
 
 func (w *world) leaf(name string) *leaf {

@@ -114,8 +114,11 @@ func (e *engine) do(ctx context.Context, method, path string, body io.Reader) (i
 	if err != nil {
 		return nil, err
 	}
-	if body != nil {
-		req.Header.Set("Content-Type", "application/x-tar")
+	if kind := "application/json"; body != nil {
+		if strings.HasPrefix(path, "/images/") {
+			kind = "application/x-tar"
+		}
+		req.Header.Set("Content-Type", kind)
 	}
 	resp, err := e.api.Do(req)
 	if err != nil {

@@ -34,9 +34,7 @@ func Config(version string) v1.Config {
 		Env:         []string{"PATH=/usr/bin"},
 		StopSignal:  "SIGTERM",
 		Healthcheck: &v1.HealthConfig{Test: []string{"CMD", "/usr/bin/vtepd", "status"}},
-		Volumes: map[string]struct{}{
-			"/etc/vtepd": {}, "/var/lib/vtepd": {}, "/var/run/frr": {}, "/run/vtepd": {},
-		},
+		Volumes:     map[string]struct{}{"/etc/vtepd": {}, "/var/lib/vtepd": {}, "/run/vtepd": {}},
 		Labels: map[string]string{
 			"org.opencontainers.image.title":       "vtepd",
 			"org.opencontainers.image.description": "VXLAN tunnel endpoints beside FRR",
