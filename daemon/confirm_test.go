@@ -27,7 +27,7 @@ const (
 	movedConfirm = moved + "transaction: {confirm: 60s}\n"
 	movedBack    = home + "# again\n"
 	home         = preamble + "endpoints: {vtep0: {ipvlan: {parent: eth1}, address: {pool: vteps, prefer: 10.255.0.1}}}\nvnis: {100: {endpoint: vtep0}}\n"
-	notInTime    = "confirm: step 8: not confirmed before the deadline; everything is as it was"
+	notInTime    = "confirm: step 9: not confirmed before the deadline; everything is as it was"
 )
 
 // goingBack is longer than the new endpoint drains for when a swap is undone.
@@ -220,7 +220,7 @@ func TestRollbackWhileWaiting(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.after(0)
-		const why = "confirm: step 8: told to go back; everything is as it was"
+		const why = "confirm: step 9: told to go back; everything is as it was"
 		r.after(goingBack)
 		r.is(status.Failed, why)
 		r.same(facts)
@@ -304,7 +304,7 @@ func TestKilledWhileWaiting(t *testing.T) {
 		r.after(20 * time.Second)
 		r.start()
 		r.is(status.Unconfirmed, says)
-		if lines := r.log.took(); len(lines) != 1 || lines[0] != "INFO recovering: undoing the transaction of generation 2 that was left after 8 of 12 steps" {
+		if lines := r.log.took(); len(lines) != 1 || lines[0] != "INFO recovering: undoing the transaction of generation 2 that was left after 9 of 14 steps" {
 			t.Errorf("logged: %q", lines)
 		}
 		r.after(39 * time.Second)
@@ -404,7 +404,7 @@ func TestUnconfirmedDegraded(t *testing.T) {
 		r.frr.SetUnreachable(gone)
 		r.after(2*time.Minute + time.Second) // the deadline, and how long the way back waits for BGP to follow
 		s, _ := r.board.Get()
-		const back = "undo of swap: step 6: not so after 1m0s: bgpd: FRR can't be reached: EOF"
+		const back = "undo of swap: step 7: not so after 1m0s: bgpd: FRR can't be reached: EOF"
 		if s.Condition != status.Degraded || len(s.Messages) != 1 || !strings.Contains(s.Messages[0], back) {
 			t.Fatalf("%s: %q", s.Condition, s.Messages)
 		}
@@ -424,7 +424,7 @@ func TestRebootWhileWaiting(t *testing.T) {
 		r.killedWaiting()
 		r.replaceNamespace("boot/2")
 		r.start()
-		r.is(status.Idle, undone("confirm: step 8: not confirmed before the deadline: the network namespace was replaced before; everything is as it was"))
+		r.is(status.Idle, undone("confirm: step 9: not confirmed before the deadline: the network namespace was replaced before; everything is as it was"))
 		if got := r.endpoints(); !slices.Equal(got, []string{at1.String()}) || r.vtep() != at1 {
 			t.Errorf("endpoints %v, VTEP %s", got, r.vtep())
 		}

@@ -394,17 +394,17 @@ func TestHoldOff(t *testing.T) {
 		var fixed atomic.Bool
 		var tries atomic.Int32
 		r.kernel.OnOp(func(n int, when fake.When, op dataplane.Op) {
-			if when == fake.Before && op.Verb == dataplane.Set && op.Link.Local == at2 && !fixed.Load() {
+			if when == fake.Before && op.Verb == dataplane.Set && op.Link.VNI == 100 && op.Link.Local == at2 && !fixed.Load() {
 				tries.Add(1)
 				r.kernel.FailAt(n, errInjected)
 			}
 		})
 		r.drop(moved)
-		const why = "swap: step 6: set vxlan100: injected: device or resource busy; everything is as it was"
+		const why = "swap: step 7: set vxlan100: injected: device or resource busy; everything is as it was"
 		r.after(goingBack)
 		r.is(status.Failed, why)
 		s, _ := r.board.Get()
-		if diff := cmp.Diff(&status.Failure{Phase: plan.Swap, Step: 6, Object: "vxlan100", Message: "set vxlan100: injected: device or resource busy"}, s.Failure); diff != "" {
+		if diff := cmp.Diff(&status.Failure{Phase: plan.Swap, Step: 7, Object: "vxlan100", Message: "set vxlan100: injected: device or resource busy"}, s.Failure); diff != "" {
 			t.Errorf("-want +got:\n%s", diff)
 		}
 		if s.Transaction.Result != "rolled back" || s.Generation != 1 || r.facts(t) != facts {
@@ -424,8 +424,8 @@ func TestHoldOff(t *testing.T) {
 		}
 		r.is(status.Failed, why)
 		want := []string{
-			"INFO transaction: generation 2, 11 steps", "WARN step failed", "INFO transaction ended", "ERROR rolled back: " + why,
-			"INFO transaction: generation 2, 11 steps", "WARN step failed", "INFO transaction ended", "ERROR rolled back: " + why,
+			"INFO transaction: generation 2, 13 steps", "WARN step failed", "INFO transaction ended", "ERROR rolled back: " + why,
+			"INFO transaction: generation 2, 13 steps", "WARN step failed", "INFO transaction ended", "ERROR rolled back: " + why,
 		}
 		if diff := cmp.Diff(want, r.log.took()); diff != "" {
 			t.Errorf("logged: -want +got:\n%s", diff)
@@ -569,7 +569,7 @@ func TestLeftovers(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.kernel.OnOp(func(_ int, when fake.When, op dataplane.Op) {
-			if when == fake.After && op.Verb == dataplane.Set && op.Link.Local == at2 {
+			if when == fake.After && op.Verb == dataplane.Set && op.Link.VNI == 100 && op.Link.Local == at2 {
 				panic(killed{})
 			}
 		})
@@ -591,7 +591,7 @@ func TestLeftovers(t *testing.T) {
 		if r.vtep() != at1 {
 			t.Errorf("the VTEP is %s", r.vtep())
 		}
-		if lines := r.log.took(); len(lines) == 0 || lines[0] != "INFO recovering: undoing the transaction of generation 2 that was left after 6 of 11 steps" {
+		if lines := r.log.took(); len(lines) == 0 || lines[0] != "INFO recovering: undoing the transaction of generation 2 that was left after 7 of 13 steps" {
 			t.Errorf("logged: %q", lines)
 		}
 	})

@@ -126,6 +126,7 @@ func Prepare(ctx context.Context, p Ports, cfg *config.Config, confirm time.Dura
 		Router:     cfg.Node.Name,
 		Proposals:  proposals,
 		Links:      k.Links, Sessions: f.Sessions, RouterID: f.Instance.RouterID, Configured: f.Instance.Configured.IsValid(),
+		VNIs:      vnis(k.Links, f),
 		MapShared: slices.ContainsFunc(f.Networks, theirs),
 		Stale:     stale(k, a), Drifted: drifted,
 	})
@@ -146,6 +147,24 @@ func Prepare(ctx context.Context, p Ports, cfg *config.Config, confirm time.Dura
 		}
 	}
 	return out, nil
+}
+
+// vnis are those that a device here has, or that FRR knows of, from anybody.
+func vnis(links []dataplane.Link, f frr.Observation) []uint32 {
+	var out []uint32
+	for _, l := range links {
+		if l.Kind == dataplane.VXLAN {
+			out = append(out, l.VNI)
+		}
+	}
+	for _, v := range f.VNIs {
+		out = append(out, v.VNI)
+	}
+	for _, t := range f.Type3 {
+		out = append(out, t.VNI)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 // notTheirs is the wanted host routes less those for which the operator has a line already, with a note on each.

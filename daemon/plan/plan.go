@@ -98,6 +98,8 @@ type Await struct {
 	// VTEPs: each of these VXLANs is in zebra with its local address, and in BGP as a type-3 route that was sent to every
 	// established peer.
 	VTEPs []dataplane.Link `json:"vteps,omitempty"`
+	// Scouts are the same, for a sixth of that timeout once all else holds: a peer that a policy keeps them from is never sent them.
+	Scouts []dataplane.Link `json:"scouts,omitempty"`
 	// Gone: BGP originates no type-3 route for these VNIs.
 	Gone []uint32 `json:"gone,omitempty"`
 }
@@ -148,6 +150,8 @@ type Input struct {
 	Stale []dataplane.Attachment
 	// Drifted are attachments that are there and whose CHECK fails: they are made anew.
 	Drifted []dataplane.Attachment
+	// VNIs are those that the kernel or FRR knows of, from anybody, which a scout must not have; none: no scouts are sent.
+	VNIs []uint32
 	// MapShared: a line that isn't vtepd's uses the route map too, so the map is never removed.
 	MapShared bool
 }
@@ -198,6 +202,7 @@ type diff struct {
 	replace          []change // the old must go first
 	addRoutes        []netip.Prefix
 	delRoutes        []netip.Prefix
+	scouts           []scout
 }
 
 type change struct{ old, new dataplane.Link }
@@ -218,6 +223,66 @@ func newHandover(o, n dataplane.Link) handover {
 func handsOver(o, n dataplane.Link) bool {
 	return o.Kind == dataplane.IPVLAN && n.Kind == dataplane.IPVLAN && o.Owner == n.Owner && o.Parent == n.Parent && o.ParentNetns == n.ParentNetns &&
 		slices.ContainsFunc(n.Addrs, func(p netip.Prefix) bool { return slices.Contains(o.Addrs, p) })
+}
+
+// scout is a VXLAN on an address that others are to know as a next hop, with a bridge of its own, without which FRR announces none.
+type scout struct{ vxlan, bridge dataplane.Link }
+
+// scouts are one for each address that VXLANs leave or come to and that no other VXLAN is on meanwhile; they are there from before
+// the swap until retire. bgpd counts the next hop of an EVPN route as unreachable until zebra has answered for it, and forgets the
+// answer with the last route that has it. A remote on FRR 10.3 to which the routes of a VNI come with a next hop that is new to it
+// deletes every MAC, and adds them again when zebra has answered: for milliseconds, or on a busy router for half a second, it drops
+// what it has for them. With a type-3 route of a VNI that nobody uses it has asked before, and changes every MAC in place, there and
+// back.
+func scouts(a, b state.State, d diff, in Input) []scout {
+	if len(in.VNIs) == 0 {
+		return nil
+	}
+	taken := slices.Concat(in.VNIs, vnis(b.VXLANs()))
+	stays := func(l dataplane.Link) bool {
+		o, ok := dataplane.Find(a.Links, l.Name)
+		return ok && o.Up && l.Up && o.Local == l.Local
+	}
+	var known []netip.Addr
+	for _, l := range b.VXLANs() {
+		if stays(l) {
+			known = append(known, l.Local)
+		}
+	}
+	var out []scout
+	vni := uint32(lastVNI)
+	for _, m := range moves(d) {
+		i := slices.IndexFunc(b.Links, func(l dataplane.Link) bool { return l.Kind == dataplane.VXLAN && l.Local == m.New })
+		for _, on := range []netip.Addr{m.Old, m.New} {
+			if slices.Contains(known, on) {
+				continue
+			}
+			known = append(known, on)
+			for slices.Contains(taken, vni) {
+				vni--
+			}
+			// 15 characters at most, and no name of an earlier generation's.
+			name, owner := fmt.Sprintf("scout%04x-%x", in.Generation&0xffff, len(out)), fmt.Sprintf("scout/%d", vni)
+			out = append(out, scout{
+				vxlan:  dataplane.Link{Name: name, Kind: dataplane.VXLAN, Owner: owner, Up: true, Master: "br" + name, VNI: vni, Port: b.Links[i].Port, Local: on, NeighSuppress: true},
+				bridge: dataplane.Link{Name: "br" + name, Kind: dataplane.Bridge, Owner: owner, Up: true},
+			})
+			vni--
+		}
+	}
+	return out
+}
+
+// lastVNI is the greatest there is (RFC 7348, section 5). Scouts take the greatest that are free.
+const lastVNI = 1<<24 - 1
+
+// scoutLinks are the links of the scouts, in the order in which they are deleted.
+func (d diff) scoutLinks() []dataplane.Link {
+	var out []dataplane.Link
+	for _, s := range d.scouts {
+		out = append(out, s.vxlan, s.bridge)
+	}
+	return out
 }
 
 // inPlace reports whether Set can make old into new.
@@ -336,6 +401,7 @@ func Compute(a, b state.State, in Input) Plan {
 			d.handovers = append(d.handovers, newHandover(o, n))
 		}
 	}
+	d.scouts = scouts(a, b, d, in)
 	p.Disruptions = disruptions(a, b, d, in)
 	for _, step := range [][]Step{claim(d, in), stage(b, d), expose(a, b, d, in), announce(a, b, d, in), swap(d, in), verify(a, b, d), confirm(in), drain(a, d, in), retire(a, b, d, in)} {
 		p.Steps = append(p.Steps, step...)
@@ -500,8 +566,8 @@ func handOver(a, b state.State, d diff, in Input) []Step {
 	)
 }
 
-// announce puts the new host routes beside the old ones, and waits until the peers were sent them and the remote VTEPs
-// know the way back.
+// announce puts the new host routes beside the old ones, sends the scouts, and waits until the peers were sent all of that and
+// the remote VTEPs know the way back.
 func announce(a, b state.State, d diff, in Input) []Step {
 	var do, undo []frr.Edit
 	if d.routerID && b.RouterID.IsValid() {
@@ -520,7 +586,14 @@ func announce(a, b state.State, d diff, in Input) []Step {
 	}
 	steps := one(Announce, Action{FRR: do}, &Action{FRR: undo})
 	w := Await{Announced: d.addRoutes, Reachable: moves(d)}
-	if len(w.Announced)+len(w.Reachable) == 0 {
+	var send []dataplane.Op
+	for _, s := range d.scouts {
+		send = append(send, ops(dataplane.Create, []dataplane.Link{s.bridge, s.vxlan})...)
+		send = append(send, ops(dataplane.Set, []dataplane.Link{s.vxlan, s.bridge})...)
+		w.Scouts = append(w.Scouts, s.vxlan)
+	}
+	steps = append(steps, one(Announce, Action{Kernel: send}, &Action{Kernel: ops(dataplane.Delete, d.scoutLinks())})...)
+	if len(w.Announced)+len(w.Scouts)+len(w.Reachable) == 0 {
 		return steps
 	}
 	return append(steps, one(Announce, Action{Await: &w}, nil)...)
@@ -615,7 +688,7 @@ func verify(a, b state.State, d diff) []Step {
 	}
 	retiring := state.State{
 		Claims: d.release, Routes: d.delRoutes, EVPN: a.EVPN && !b.EVPN, Attachments: missing(a.Attachments, b.Attachments),
-		Links: slices.Concat(d.delEndpoints, d.holds(), d.delBridges, d.delVXLANs),
+		Links: slices.Concat(d.delEndpoints, d.holds(), d.delBridges, d.delVXLANs, d.scoutLinks()),
 	}
 	for _, c := range d.readdress {
 		retiring.Links = append(retiring.Links, dataplane.Link{Name: c.old.Name, Addrs: missing(c.old.Addrs, c.new.Addrs)})
@@ -647,6 +720,14 @@ func drain(a state.State, d diff, in Input) []Step {
 	return one(Drain, Action{Drain: &w}, nil)
 }
 
+func vnis(vxlans []dataplane.Link) []uint32 {
+	var out []uint32
+	for _, l := range vxlans {
+		out = append(out, l.VNI)
+	}
+	return out
+}
+
 func names(links []dataplane.Link) []string {
 	var out []string
 	for _, l := range links {
@@ -655,19 +736,16 @@ func names(links []dataplane.Link) []string {
 	return out
 }
 
-// retire is past the point of no return: its steps have no undo and are retried until done. VXLANs go down, FRR
+// retire is past the point of no return: its steps have no undo and are retried until done. The scouts go, VXLANs go down, FRR
 // withdraws, then the host routes, then the links, then the claims.
 func retire(a, b state.State, d diff, in Input) []Step {
 	g := group(in.Generation, groupRetire)
 	var leave []dataplane.Op
-	var gone []uint32
 	for _, l := range slices.Concat(d.delVXLANs, d.delBridges) {
 		leave = append(leave, dataplane.Op{Verb: dataplane.Regroup, Link: l, Group: g})
-		if l.Kind == dataplane.VXLAN {
-			gone = append(gone, l.VNI)
-		}
 	}
-	var steps []Step
+	gone := vnis(d.delVXLANs)
+	steps := one(Retire, Action{Kernel: ops(dataplane.Delete, d.scoutLinks())}, nil)
 	if len(leave) > 0 {
 		steps = append(steps, one(Retire, Action{Kernel: append(leave, dataplane.Op{Verb: dataplane.GroupDown, Group: g})}, nil)...)
 	}
@@ -774,6 +852,9 @@ func (a Action) Lines() []string {
 		}
 		if len(w.VTEPs) > 0 {
 			add("wait until BGP has %d VNIs on their VTEPs again, and has told every established peer", len(w.VTEPs))
+		}
+		if len(w.Scouts) > 0 {
+			add("wait a while until BGP has told every established peer of %d scouts", len(w.Scouts))
 		}
 		if len(w.Gone) > 0 {
 			add("wait until FRR has withdrawn %d VNIs", len(w.Gone))

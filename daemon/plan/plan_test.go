@@ -72,6 +72,7 @@ func compute(t fataler, a, b string) plan.Plan {
 
 func input(proposals []alloc.Proposal) plan.Input {
 	return plan.Input{
+		VNIs:       []uint32{100, 1<<24 - 2},
 		Generation: 7, Router: "r1", ASN: 65001, Proposals: proposals,
 		Drain: plan.Drained{Quiet: time.Second, Limit: 30 * time.Second},
 	}
@@ -189,6 +190,62 @@ func TestMapShared(t *testing.T) {
 	for _, p := range []plan.Plan{plan.Compute(a, b, in), plan.Compute(b, a, in)} {
 		if strings.Contains(text(p), "remove-route-map") {
 			t.Errorf("the map goes:\n%s", text(p))
+		}
+	}
+}
+
+// TestScouts: one for each address that is left or come to, with VNIs that are nobody's; none for an address that another VXLAN is on
+// all the while, for one that keeps its address, or where nothing is known of the VNIs.
+func TestScouts(t *testing.T) {
+	other := strings.Replace(vnis, "101: {endpoint: vtep0}", "101: {endpoint: vtep1}", 1)
+	for _, c := range []struct {
+		name, a, b string
+		taken      []uint32
+		want       []string
+	}{
+		{"re-address", one + vnis, readdressed + vnis, []uint32{100, 1<<24 - 1}, []string{"16777214 10.255.0.11", "16777213 10.255.0.12"}},
+		{"the config has the last VNI", one + vnis, readdressed + strings.Replace(vnis, "103:", "16777215:", 1), []uint32{100}, []string{"16777214 10.255.0.11", "16777213 10.255.0.12"}},
+		{"a VNI moves to an address without any", two + vnis, two + other, []uint32{100}, []string{"16777215 10.0.0.1"}},
+		{"to one that has another", two + other, two + strings.Replace(other, "100: {endpoint: vtep0}", "100: {endpoint: vtep1}", 1), []uint32{100}, nil},
+		{"re-parent", one + vnis, reparented + vnis, []uint32{100}, nil},
+		{"nothing is known", one + vnis, readdressed + vnis, nil, nil},
+	} {
+		a, _ := wanted(t, c.a)
+		b, proposals := wanted(t, c.b)
+		in := input(proposals)
+		in.VNIs = c.taken
+		var made, sent, gone, left []string
+		add := func(to *[]string, l dataplane.Link) {
+			if strings.HasPrefix(l.Owner, "scout/") && l.Kind == dataplane.VXLAN {
+				*to = append(*to, fmt.Sprint(l.VNI, " ", l.Local))
+			}
+		}
+		for _, s := range plan.Compute(a, b, in).Steps {
+			for _, o := range s.Do.Kernel {
+				switch o.Verb {
+				case dataplane.Create:
+					add(&made, o.Link)
+				case dataplane.Delete:
+					add(&gone, o.Link)
+				}
+			}
+			if s.Undo != nil {
+				for _, o := range s.Undo.Kernel {
+					if o.Verb == dataplane.Delete {
+						add(&left, o.Link)
+					}
+				}
+			}
+			if w := s.Do.Await; w != nil {
+				for _, l := range w.Scouts {
+					add(&sent, l)
+				}
+			}
+		}
+		for what, got := range map[string][]string{"made": made, "waited for": sent, "retired": gone, "undone": left} {
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("%s: %s: -want +got:\n%s", c.name, what, diff)
+			}
 		}
 	}
 }

@@ -69,9 +69,9 @@ func TestConfirm(t *testing.T) {
 		is   error
 	}{
 		{"yes", func(d chan bool, _ context.CancelFunc) { d <- true }, 0, "", nil},
-		{"no", func(d chan bool, _ context.CancelFunc) { d <- false }, 0, "confirm: step 8: told to go back; everything is as it was", txn.ErrRejected},
-		{"silence", func(chan bool, context.CancelFunc) {}, 40 * time.Second, "confirm: step 8: not confirmed before the deadline; everything is as it was", txn.ErrUnconfirmed},
-		{"stop", func(_ chan bool, stop context.CancelFunc) { stop() }, 0, "confirm: step 8: stopped before it was confirmed: context canceled; everything is as it was", context.Canceled},
+		{"no", func(d chan bool, _ context.CancelFunc) { d <- false }, 0, "confirm: step 9: told to go back; everything is as it was", txn.ErrRejected},
+		{"silence", func(chan bool, context.CancelFunc) {}, 40 * time.Second, "confirm: step 9: not confirmed before the deadline; everything is as it was", txn.ErrUnconfirmed},
+		{"stop", func(_ chan bool, stop context.CancelFunc) { stop() }, 0, "confirm: step 9: stopped before it was confirmed: context canceled; everything is as it was", context.Canceled},
 	} {
 		for _, later := range []bool{false, true} {
 			t.Run(c.name, func(t *testing.T) {
@@ -147,7 +147,7 @@ func TestLost(t *testing.T) {
 				if at != plan.Confirm && err != nil || at == plan.Confirm && !errors.Is(err, txn.ErrUnconfirmed) {
 					t.Error(err)
 				}
-				if at == plan.Confirm && err.Error() != "confirm: step 8: not confirmed before the deadline: the network namespace was replaced before; everything is as it was" {
+				if at == plan.Confirm && err.Error() != "confirm: step 9: not confirmed before the deadline: the network namespace was replaced before; everything is as it was" {
 					t.Error(err)
 				}
 				if time.Since(began) > 0 || r.kernel.Ops() != ops {

@@ -26,9 +26,9 @@ func equal(a, b []uint64) bool { return b != nil && slices.Equal(a, b) }
 func (r *Runner) look(ctx context.Context, w plan.Await) ([]string, error) {
 	q := frr.Query{
 		Config:   w.State != nil,
-		Sessions: len(w.Announced) > 0 || w.State != nil || len(w.VTEPs) > 0,
-		VNIs:     w.State != nil || len(w.VTEPs) > 0,
-		Type3:    w.State != nil || len(w.VTEPs) > 0 || len(w.Gone) > 0 || len(w.Reachable) > 0,
+		Sessions: len(w.Announced) > 0 || w.State != nil || len(w.VTEPs) > 0 || len(w.Scouts) > 0,
+		VNIs:     w.State != nil || len(w.VTEPs) > 0 || len(w.Scouts) > 0,
+		Type3:    w.State != nil || len(w.VTEPs) > 0 || len(w.Scouts) > 0 || len(w.Gone) > 0 || len(w.Reachable) > 0,
 		Prefixes: w.Announced,
 	}
 	f, err := r.FRR.Observe(ctx, q)
@@ -56,7 +56,28 @@ func (r *Runner) look(ctx context.Context, w plan.Await) ([]string, error) {
 		}
 		unmet = append(unmet, more...)
 	}
-	return unmet, nil
+	if len(unmet) > 0 {
+		return unmet, nil
+	}
+	return r.unscouted(w.Scouts, f), nil
+}
+
+// unscouted says what FRR doesn't show of the scouts, or hasn't told its peers, while they are waited for.
+func (r *Runner) unscouted(scouts []dataplane.Link, f frr.Observation) []string {
+	var unmet []string
+	for _, l := range scouts {
+		unmet = append(unmet, notInFRR(l, f)...)
+	}
+	switch {
+	case len(unmet) == 0:
+		return nil
+	case r.unsent.IsZero():
+		r.unsent = time.Now()
+	case time.Since(r.unsent) > cmp.Or(r.Timeout, defaultTimeout)/6:
+		r.report(Event{Phase: plan.Announce, Note: fmt.Sprintf("remote VTEPs may drop packets for a moment at the swap, for the new next hop can't be made known to them before: %v", unmetError(unmet))})
+		return nil
+	}
+	return unmet
 }
 
 func notAnnounced(prefixes []netip.Prefix, f frr.Observation) []string {

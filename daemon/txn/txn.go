@@ -71,7 +71,8 @@ type Runner struct {
 	Decide <-chan bool
 
 	router   string
-	tampered bool // the last look saw links that weren't as they had been made
+	tampered bool      // the last look saw links that weren't as they had been made
+	unsent   time.Time // since when only scouts are waited for; zero: they aren't
 	looks    uint64
 	answered map[plan.Move][]remote
 }
@@ -436,6 +437,7 @@ func (r *Runner) bounded(ctx context.Context, call func(context.Context) error) 
 
 // await waits until the conditions of w hold.
 func (r *Runner) await(ctx context.Context, w plan.Await) error {
+	r.unsent = time.Time{}
 	return r.wait(ctx, wait{
 		look:  func(ctx context.Context) ([]string, error) { return r.look(ctx, w) },
 		nudge: func(ctx context.Context) error { return r.nudge(ctx, w) },
@@ -467,7 +469,9 @@ func (r *Runner) wait(ctx context.Context, w wait) error {
 		switch {
 		case err == nil && len(unmet) == 0:
 			return nil
+		case limit.Err() != nil && why != nil: // cut short: what was seen before says more
 		case err == nil:
+			before := why
 			why = unmetError(unmet)
 			// The kernel has no delay: what it doesn't show right after it took it was changed by somebody else, and no
 			// wait brings it back.
@@ -475,6 +479,8 @@ func (r *Runner) wait(ctx context.Context, w wait) error {
 			case w.mend != nil:
 				if err := w.mend(limit); err != nil && limit.Err() == nil {
 					why = err
+				} else if err != nil {
+					why = cmp.Or(before, why)
 				}
 			case !r.tampered:
 				tampered = time.Time{}
@@ -483,7 +489,6 @@ func (r *Runner) wait(ctx context.Context, w wait) error {
 			case time.Since(tampered) > tamperedMost:
 				return fmt.Errorf("%w: %w", ErrTampered, why)
 			}
-		case limit.Err() != nil && why != nil: // cut short: what was seen before says more
 		case limit.Err() == nil && !errors.Is(err, frr.ErrUnreachable):
 			return err
 		default:

@@ -205,6 +205,7 @@ func newRouter() *router {
 	r.bent = &bent{Fake: r.frr}
 	to := stateOf("vtep0-new", newVTEP, 100, 101)
 	r.p = plan.Compute(r.from, to, plan.Input{
+		VNIs:       []uint32{100},
 		Generation: 2, Router: "r1", ASN: 65001,
 		Drain: plan.Drained{Quiet: time.Second, Limit: 30 * time.Second},
 		Proposals: []alloc.Proposal{{
@@ -300,9 +301,9 @@ func TestCommitted(t *testing.T) {
 			}
 		}
 		want := []string{
-			"claim 0", "stage 1", "expose 2", "announce 3", "announce 4", "swap 5", "verify 6",
-			"verify 6", // the commit
-			"drain 7", "retire 8", "retire 9", "retire 10", "retire 11", "retire 12", "retire 13",
+			"claim 0", "stage 1", "expose 2", "announce 3", "announce 4", "announce 5", "swap 6", "verify 7",
+			"verify 7", // the commit
+			"drain 8", "retire 9", "retire 10", "retire 11", "retire 12", "retire 13", "retire 14", "retire 15",
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("events: -want +got:\n%s\n%s", diff, r.p)
@@ -321,19 +322,19 @@ func TestNotSo(t *testing.T) {
 		{
 			"host route not in BGP",
 			func(r *router) { r.frr.SetPresent(func(p netip.Prefix) bool { return p != host(newVTEP) }) },
-			"announce: step 5: not so after 3s: host route 10.255.0.12/32 is not in BGP",
+			"announce: step 6: not so after 3s: host route 10.255.0.12/32 is not in BGP",
 		},
 		{
 			"host route not sent",
 			func(r *router) { r.frr.SetSent(func(p netip.Prefix, _ string) bool { return p != host(newVTEP) }) },
-			"announce: step 5: not so after 3s: host route 10.255.0.12/32 is not sent to peer 10.1.0.2",
+			"announce: step 6: not so after 3s: host route 10.255.0.12/32 is not sent to peer 10.1.0.2",
 		},
 		{
 			"remote VTEP silent",
 			func(r *router) {
 				r.kernel.OnPing(func(from, to netip.Addr) bool { return to == remote && from == oldVTEP })
 			},
-			"announce: step 5: not so after 3s: VTEP 10.255.9.9 answers 10.255.0.11 but not 10.255.0.12",
+			"announce: step 6: not so after 3s: VTEP 10.255.9.9 answers 10.255.0.11 but not 10.255.0.12",
 		},
 		{
 			"zebra doesn't know the VNI",
@@ -342,20 +343,22 @@ func TestNotSo(t *testing.T) {
 					return slices.DeleteFunc(r.vnis(), func(v frr.VNI) bool { return v.VNI == 101 && moved(v.Local) })
 				})
 			},
-			"verify: step 7: not so after 3s: zebra doesn't know VNI 101",
+			"verify: step 8: not so after 3s: zebra doesn't know VNI 101",
 		},
 		{
 			"zebra has another device",
 			func(r *router) {
 				r.frr.SetVNIs(func() []frr.VNI {
 					v := r.vnis()
-					if moved(v[0].Local) {
-						v[0].Device = "vx"
+					for i := range v {
+						if v[i].VNI == 100 && moved(v[i].Local) {
+							v[i].Device = "vx"
+						}
 					}
 					return v
 				})
 			},
-			"verify: step 7: not so after 3s: zebra has VNI 100 on vx, not on vxlan100",
+			"verify: step 8: not so after 3s: zebra has VNI 100 on vx, not on vxlan100",
 		},
 		{
 			"the operator makes a VNI that of a VRF",
@@ -368,18 +371,22 @@ func TestNotSo(t *testing.T) {
 					return v
 				})
 			},
-			"verify: step 7: not so after 3s: zebra has VNI 101 as the L3 VNI of a VRF",
+			"verify: step 8: not so after 3s: zebra has VNI 101 as the L3 VNI of a VRF",
 		},
 		{
 			"zebra has the old VTEP",
 			func(r *router) {
 				r.frr.SetVNIs(func() []frr.VNI {
 					v := r.vnis()
-					v[0].Local, v[1].Local = oldVTEP, oldVTEP
+					for i := range v {
+						if v[i].VNI < 200 {
+							v[i].Local = oldVTEP
+						}
+					}
 					return v
 				})
 			},
-			"verify: step 7: not so after 3s: zebra has VTEP 10.255.0.11 for VNI 100, not 10.255.0.12; zebra has VTEP 10.255.0.11 for VNI 101, not 10.255.0.12",
+			"verify: step 8: not so after 3s: zebra has VTEP 10.255.0.11 for VNI 100, not 10.255.0.12; zebra has VTEP 10.255.0.11 for VNI 101, not 10.255.0.12",
 		},
 		{
 			"no type-3 route",
@@ -388,7 +395,7 @@ func TestNotSo(t *testing.T) {
 					o.Type3 = slices.DeleteFunc(o.Type3, func(x frr.Type3) bool { return moved(x.Origin) && x.VNI == 100 })
 				}
 			},
-			"verify: step 7: not so after 3s: BGP has no type-3 route of its own for VNI 100",
+			"verify: step 8: not so after 3s: BGP has no type-3 route of its own for VNI 100",
 		},
 		{
 			"type-3 route with the old next hop",
@@ -401,7 +408,7 @@ func TestNotSo(t *testing.T) {
 					}
 				}
 			},
-			"verify: step 7: not so after 3s: BGP's type-3 route for VNI 100 has next hop 10.255.0.11, not 10.255.0.12",
+			"verify: step 8: not so after 3s: BGP's type-3 route for VNI 100 has next hop 10.255.0.11, not 10.255.0.12",
 		},
 		{
 			"type-3 route not sent",
@@ -414,7 +421,7 @@ func TestNotSo(t *testing.T) {
 					}
 				}
 			},
-			"verify: step 7: not so after 3s: the type-3 route for VNI 100 is not sent to peer 10.1.0.2",
+			"verify: step 8: not so after 3s: the type-3 route for VNI 100 is not sent to peer 10.1.0.2",
 		},
 		{
 			"somebody takes a host route away",
@@ -425,7 +432,7 @@ func TestNotSo(t *testing.T) {
 					}
 				}
 			},
-			"verify: step 7: not so after 3s: host route 10.255.0.12/32 is missing",
+			"verify: step 8: not so after 3s: host route 10.255.0.12/32 is missing",
 		},
 		{
 			"FRR can't be reached",
@@ -433,7 +440,7 @@ func TestNotSo(t *testing.T) {
 				// It goes away while the new host route is waited for, and is back for the way back.
 				report := r.Report
 				r.Report = func(e txn.Event) {
-					if e.Phase == plan.Announce && e.Step == 4 && !e.Done {
+					if e.Phase == plan.Announce && e.Step == 5 && !e.Done {
 						r.frr.SetUnreachable(fmt.Errorf("bgpd: %w: connection refused", frr.ErrUnreachable))
 					} else if e.Err != nil {
 						r.frr.SetUnreachable(nil)
@@ -441,7 +448,7 @@ func TestNotSo(t *testing.T) {
 					report(e)
 				}
 			},
-			"announce: step 5: not so after 3s: bgpd: FRR can't be reached: connection refused",
+			"announce: step 6: not so after 3s: bgpd: FRR can't be reached: connection refused",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -467,6 +474,40 @@ func TestNotSo(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestScoutNotSent: where a policy lets no peer have the scouts, the change goes on without them after a while, and says so.
+func TestScoutNotSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRouter()
+		r.bent.bend = func(o *frr.Observation) {
+			for i, x := range o.Type3 {
+				if x.VNI > 102 {
+					o.Type3[i].AdvertisedTo = nil
+				}
+			}
+		}
+		if err := r.Run(t.Context(), r.p); err != nil {
+			t.Fatal(err)
+		}
+		r.is(t, r.p.New)
+		var notes []string
+		var after time.Duration
+		for _, e := range r.events {
+			if e.Note != "" {
+				notes = append(notes, e.Note)
+				after = e.at
+			}
+		}
+		want := []string{"remote VTEPs may drop packets for a moment at the swap, for the new next hop can't be made known to them before: " +
+			"the type-3 route for VNI 16777215 is not sent to peer 10.1.0.2; the type-3 route for VNI 16777214 is not sent to peer 10.1.0.2"}
+		if diff := cmp.Diff(want, notes); diff != "" {
+			t.Errorf("-want +got:\n%s", diff)
+		}
+		if after < 500*time.Millisecond || after > time.Second {
+			t.Errorf("after %s", after)
+		}
+	})
 }
 
 // TestManyUnmet: the error names five, and counts the rest.
@@ -522,7 +563,7 @@ func TestRefused(t *testing.T) {
 			func(r *router) { r.frr.FailAt(2, errors.New("% Unknown command")) },
 		},
 		{
-			"swap", "swap: step 6: set vxlan100: injected: device or resource busy; everything is as it was", "vxlan100", plan.Swap,
+			"swap", "swap: step 7: set vxlan100: injected: device or resource busy; everything is as it was", "vxlan100", plan.Swap,
 			func(r *router) {
 				r.kernel.OnOp(func(n int, when fake.When, op dataplane.Op) {
 					if when == fake.Before && op.Verb == dataplane.Set && op.Link.Name == "vxlan100" && op.Link.Local == newVTEP {
@@ -536,11 +577,11 @@ func TestRefused(t *testing.T) {
 			func(r *router) { r.journal.fail = failOnce("do 0") },
 		},
 		{
-			"journal, at the swap", "swap: step 6: no space left on device; everything is as it was", "", plan.Swap,
-			func(r *router) { r.journal.fail = failOnce("do 5") },
+			"journal, at the swap", "swap: step 7: no space left on device; everything is as it was", "", plan.Swap,
+			func(r *router) { r.journal.fail = failOnce("do 6") },
 		},
 		{
-			"journal, at the point of no return", "verify: step 7: no space left on device; everything is as it was", "", plan.Verify,
+			"journal, at the point of no return", "verify: step 8: no space left on device; everything is as it was", "", plan.Verify,
 			func(r *router) { r.journal.fail = failOnce("forward") },
 		},
 	} {
@@ -736,7 +777,7 @@ func TestStoppedBefore(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Second, cancel)
 		err := r.Run(ctx, r.p)
-		const want = "announce: step 5: interrupted (context canceled) while waiting: host route 10.255.0.12/32 is not sent to peer 10.1.0.2; everything is as it was"
+		const want = "announce: step 6: interrupted (context canceled) while waiting: host route 10.255.0.12/32 is not sent to peer 10.1.0.2; everything is as it was"
 		if !errors.Is(err, context.Canceled) || err.Error() != want {
 			t.Errorf("got\n%v\nwant\n%s", err, want)
 		}
@@ -807,8 +848,8 @@ func TestDegraded(t *testing.T) {
 		})
 		err := r.Run(t.Context(), r.p)
 		var failed *txn.Error
-		const want = "swap: step 6: set vxlan101: injected: device or resource busy; going back failed: " +
-			"undo of swap: step 6: set vxlan100: injected: device or resource busy"
+		const want = "swap: step 7: set vxlan101: injected: device or resource busy; going back failed: " +
+			"undo of swap: step 7: set vxlan100: injected: device or resource busy"
 		if !errors.As(err, &failed) || failed.Degraded == nil || err.Error() != want || failed.Object != "vxlan101" {
 			t.Fatalf("got\n%v\nwant\n%s", err, want)
 		}
@@ -816,7 +857,7 @@ func TestDegraded(t *testing.T) {
 			t.Fatalf("journal %v", r.journal.rec)
 		}
 		err = r.Recover(t.Context(), *r.journal.rec)
-		if want := "undo of swap: step 6: set vxlan100: injected: device or resource busy"; err == nil || err.Error() != want {
+		if want := "undo of swap: step 7: set vxlan100: injected: device or resource busy"; err == nil || err.Error() != want {
 			t.Errorf("recovery with the obstacle still there: %v", err)
 		}
 		broken = false
@@ -833,7 +874,7 @@ func TestDegraded(t *testing.T) {
 // TestOldStateNotBack: every inverse was done, and still the old state isn't there, since somebody took from it: that is put
 // back; where it can't be, that is degraded, and says what is in the way.
 func TestOldStateNotBack(t *testing.T) {
-	const notSent = "announce: step 5: not so after 3s: host route 10.255.0.12/32 is not sent to peer 10.1.0.2; "
+	const notSent = "announce: step 6: not so after 3s: host route 10.255.0.12/32 is not sent to peer 10.1.0.2; "
 	for _, c := range []struct {
 		name string
 		take func(*router)
@@ -935,7 +976,7 @@ func TestGarbage(t *testing.T) {
 		r.onceSwapped(func() { r.kernel.FailObserve(1, errors.New("dump interrupted")) })
 		began := time.Now()
 		err := r.Run(t.Context(), r.p)
-		if want := "verify: step 7: dump interrupted; everything is as it was"; err == nil || err.Error() != want {
+		if want := "verify: step 8: dump interrupted; everything is as it was"; err == nil || err.Error() != want {
 			t.Errorf("got %v, want %s", err, want)
 		}
 		if took := time.Since(began); took > time.Second {
@@ -979,7 +1020,7 @@ func TestForgetfulBGP(t *testing.T) {
 		notes := r.notes()
 		report := r.Report
 		r.Report = func(e txn.Event) {
-			if e.Phase == plan.Announce && e.Step == 4 && !e.Done && e.Note == "" { // what its file has, and what went with the daemon's
+			if e.Phase == plan.Announce && e.Step == 5 && !e.Done && e.Note == "" { // what its file has, and what went with the daemon's
 				r.frr.SetNetworks(frr.Network{Prefix: host(oldVTEP), RouteMap: frr.Mark})
 			}
 			report(e)
@@ -1020,6 +1061,7 @@ func TestDeafBGP(t *testing.T) {
 func retiring() *router {
 	r := newRouter()
 	r.p = plan.Compute(r.from, stateOf("vtep0-old", oldVTEP, 100), plan.Input{
+		VNIs:       []uint32{100},
 		Generation: 2, Router: "r1", ASN: 65001, Drain: plan.Drained{Quiet: time.Second, Limit: 30 * time.Second},
 	})
 	return r

@@ -269,6 +269,8 @@ func (d *demo) listen(ctx context.Context) (stop func()) {
 			switch {
 			case e.Type == 0 && e.Prefix.IsValid():
 				d.say("  spine: %s %s %s", e.Peer, e.Kind, e.Prefix)
+			case fabric.Scouting(e):
+				d.say("  spine: %s %s the type-3 of a scout, VNI %d via %s", e.Peer, e.Kind, e.VNI, e.NextHop)
 			case e.Type == 3:
 				key := fmt.Sprintf("%s %s type-3 via %s", e.Peer, e.Kind, e.NextHop)
 				if moved[key]++; moved[key] == 1 || moved[key] == 20 {

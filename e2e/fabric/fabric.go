@@ -222,12 +222,16 @@ func withoutOurs(config string) string {
 	return strings.Join(out, "")
 }
 
+// Scouting reports whether an event is of the route of a VNI that nobody uses, by which a change makes its addresses known as next hops:
+// one of the greatest VNIs there are.
+func Scouting(e witness.Event) bool { return e.Type == 3 && e.VNI > 1<<24-1-256 }
+
 // Lost reports whether an event takes something away that a change at a leaf could be blamed for: a session, or a route. What
 // another leaf knows of its hosts' addresses (type 2 with an IP) runs out when a host is silent, and link-local addresses
 // do so everywhere.
 func Lost(e witness.Event, leaf netip.Addr) bool {
 	aged := e.Type == 2 && e.IP.IsValid() && (e.Peer != leaf || e.IP.IsLinkLocalUnicast())
-	return e.Kind == witness.Down || e.Kind == witness.Withdraw && !aged
+	return e.Kind == witness.Down || e.Kind == witness.Withdraw && !aged && !Scouting(e)
 }
 
 // Move is a change of address as the spine should hear it.
@@ -238,17 +242,24 @@ type Move struct {
 	Keeps    bool // the old address stays announced: nothing is withdrawn but type-3 routes
 }
 
-// Order holds what the spine heard during a move against the order that loses nothing: the new host route before any type-3
-// route moves, every type-3 moved before the old host route goes, and no other withdrawal, from anybody.
+// Order holds what the spine heard during a move against the order that loses nothing: the new host route and a scout on the new
+// address before any type-3 route moves, every type-3 moved before the old host route and the scout go, and no other withdrawal,
+// from anybody.
 func (m Move) Order(events []witness.Event) error {
 	hostRoute := func(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
-	newRoute, oldGone := -1, -1
+	newRoute, oldGone, scout, scoutGone := -1, -1, -1, -1
 	var moved []int
 	seen := map[string]bool{}
 	for i, e := range events {
 		switch {
 		case e.Kind == witness.Announce && e.Type == 0 && e.Prefix == hostRoute(m.To) && newRoute < 0:
 			newRoute = i
+		case Scouting(e):
+			if e.Kind == witness.Announce && e.NextHop == m.To {
+				scout = i
+			} else if e.Kind == witness.Withdraw && e.IP == m.To {
+				scoutGone = i
+			}
 		case e.Kind == witness.Announce && e.Type == 3 && e.NextHop == m.To && !seen[e.RD]:
 			seen[e.RD] = true
 			moved = append(moved, i)
@@ -266,6 +277,10 @@ func (m Move) Order(events []witness.Event) error {
 		return fmt.Errorf("%d type-3 routes moved to %s, not %d", len(moved), m.To, m.VNIs)
 	case moved[0] < newRoute:
 		return fmt.Errorf("a type-3 route moved before the host route was there: %v", events[moved[0]])
+	case scout < 0 || moved[0] < scout:
+		return fmt.Errorf("a type-3 route moved before a scout had made %s known: %v", m.To, events[moved[0]])
+	case scoutGone >= 0 && scoutGone < moved[len(moved)-1]:
+		return fmt.Errorf("the scout on %s went before a type-3 route had moved: %v", m.To, events[moved[len(moved)-1]])
 	case !m.Keeps && oldGone < 0:
 		return fmt.Errorf("the old host route %s was never withdrawn", hostRoute(m.From))
 	case !m.Keeps && oldGone < moved[len(moved)-1]:
