@@ -287,7 +287,7 @@ func (d *Daemon) reconcile(ctx context.Context) time.Duration {
 		d.settle(w.condition(c), w.why...)
 		return d.later()
 	case !prep.Plan.Empty():
-		return d.carryOut(ctx, prep.Plan, w)
+		return d.carryOut(ctx, prep.Plan, prep.Ailing, w)
 	}
 	d.live(prep.Plan.New)
 	switch {
@@ -318,8 +318,8 @@ func (d *Daemon) verified(w wanted) (bool, error) {
 	return err == nil && history.Fingerprint(good.Sources) == history.Fingerprint(w.sources), err
 }
 
-// carryOut runs p, unless it is the one that was rolled back a moment ago.
-func (d *Daemon) carryOut(ctx context.Context, p plan.Plan, w wanted) time.Duration {
+// carryOut runs p, unless it is the one that was rolled back a moment ago. ailing is what p doesn't mend.
+func (d *Daemon) carryOut(ctx context.Context, p plan.Plan, ailing []string, w wanted) time.Duration {
 	hash := w.cfg.Hash()
 	key := hex.EncodeToString(hash[:]) + p.Old.Hash() + p.New.Hash()
 	if wait := time.Until(d.failedUntil); key == d.failed && wait > 0 {
@@ -358,8 +358,12 @@ func (d *Daemon) carryOut(ctx context.Context, p plan.Plan, w wanted) time.Durat
 			d.repaired(diff)
 		}
 		d.live(p.New)
+		if len(ailing) > 0 {
+			d.settle(w.condition(status.Waiting), append(w.why, ailing...)...)
+			return lookFirst
+		}
 		d.settle(w.condition(status.Idle), append(w.why, p.Notes...)...)
-		if s, _ := d.Board.Get(); len(w.cfg.Loopbacks)+len(s.Loopbacks) > 0 { // each has a condition, and one may still wait
+		if s, _ := d.Board.Get(); len(w.cfg.Loopbacks)+len(s.Loopbacks) > 0 { // each has a condition
 			return lookFirst
 		}
 		return auditEvery

@@ -16,6 +16,7 @@ import (
 
 	"vtepd/daemon/config"
 	"vtepd/daemon/plan"
+	"vtepd/daemon/status"
 	"vtepd/daemon/txn"
 	"vtepd/dataplane"
 	"vtepd/dataplane/fake"
@@ -332,6 +333,23 @@ func TestLoopbacks(t *testing.T) {
 		w.reach(t, "version: 1\nnode: {name: r1}\n")
 		if got, want := w.facts(t), newWorld(memoryDir(t)).facts(t); got != want {
 			t.Errorf("left behind -want +got:\n%s", cmp.Diff(want, got))
+		}
+	})
+}
+
+// TestNotIdleWhileOneWaits: what could be made is committed, and nobody is told meanwhile that this was all.
+func TestNotIdleWhileOneWaits(t *testing.T) {
+	in(t, func(t *testing.T, r *running) {
+		r.write(fabricLoopbacks(rid, "  lo2: {role: anycast-vtep, ipv4: {pool: ids, group: g}}"))
+		r.start()
+		s, _ := r.board.Get()
+		if s.Condition != status.Waiting || s.Generation != 1 || !strings.Contains(strings.Join(s.Messages, "\n"), "loopbacks.lo2.ipv4.pool: pool ids exhausted: ") {
+			t.Errorf("%s, generation %d: %q", s.Condition, s.Generation, s.Messages)
+		}
+		for _, line := range r.log.took() {
+			if strings.HasPrefix(line, "INFO idle") {
+				t.Errorf("logged: %s", line)
+			}
 		}
 	})
 }

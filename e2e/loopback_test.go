@@ -112,7 +112,12 @@ func TestLoopbacks(t *testing.T) {
 	_, err = three.Settle(ctx, "has its loopbacks", ready("lo0 Ready", "lo1 Ready", "lo100 Ready"))
 	s.must(err)
 	s.must(s.two.Drop(config(1, "10.254.1.0/31", "")))
-	n, err := s.two.Settle(ctx, "has what it can have", ready("lo0 RouterIDInUse", "lo1 PoolExhausted", "lo100 Ready", "lo2 Ready"))
+	n, err := s.two.Settle(ctx, "has what it can have", func(n status.Snapshot) error {
+		if n.Condition == status.Running {
+			return errors.New("a change is under way")
+		}
+		return ready("lo0 RouterIDInUse", "lo1 PoolExhausted", "lo100 Ready", "lo2 Ready")(n)
+	})
 	s.must(err)
 	if why := strings.Join(n.Messages, "\n"); n.Condition != status.Waiting || !strings.Contains(why, "loopbacks.lo1.ipv4.pool: pool vteps exhausted") ||
 		!strings.Contains(why, "loopbacks.lo0.role: FRR's sessions run with the router id ") {

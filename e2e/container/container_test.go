@@ -185,18 +185,23 @@ func (w *world) tell() {
 	defer cancel()
 	for _, l := range []*leaf{w.one, w.two} {
 		for service := range l.pids {
-			w.Logf("%s says:", l.container(service))
-			err := w.engine.logs(ctx, l.container(service), false, func(line string) bool {
-				w.Logf("  %s", line)
-				return true
-			})
-			if err != nil {
-				w.Log(err)
-			}
+			w.said(ctx, l.container(service))
 		}
 	}
 	out, err := exec.CommandContext(ctx, "ps", "axf", "-o", "pid,stat,time,wchan:20,args").Output()
 	w.Logf("%s%v", out, err)
+}
+
+// said prints what a container said last.
+func (w *world) said(ctx context.Context, name string) {
+	w.Logf("%s says:", name)
+	err := w.engine.logs(ctx, name, false, func(line string) bool {
+		w.Logf("  %s", line)
+		return true
+	})
+	if err != nil {
+		w.Log(err)
+	}
 }
 
 // again waits for another process of a service, and has the lab take its node for what that one sees.
@@ -413,6 +418,7 @@ func TestContainers(t *testing.T) {
 	w.must(w.one.compose(ctx, "up", "--detach", "--no-deps", "frr"))
 	w.again(w.one, "frr")
 	w.settled(w.one, vnis, "10.0.0.24")
+	w.said(ctx, w.one.container("vtepd"))
 	w.must(w.lab.WaitBGP(w.within(3 * time.Minute)))
 	for i, line := range had {
 		had[i] = strings.ReplaceAll(line, "10.0.0.23", "10.0.0.24")
