@@ -85,27 +85,9 @@ func deploy(t *testing.T) *world {
 	w.owned()
 	w.one, w.two = w.leaf("leaf1"), w.leaf("leaf2")
 	t.Cleanup(w.remove)
-	for l, first := range map[*leaf]string{w.one: "frr", w.two: "vtepd"} {
-		g.Go(func() error {
-			if err := l.compose(ctx, "up", "--detach", "netns", first); err != nil {
-				return err
-			}
-			if err := l.compose(ctx, "up", "--detach"); err != nil {
-				return err
-			}
-			for _, service := range []string{"frr", "vtepd"} {
-				pid, err := w.engine.pid(ctx, l.container(service))
-				if err != nil {
-					return err
-				}
-				l.pids[service] = pid
-			}
-			ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
-			defer cancel()
-			return w.engine.says(ctx, l.container("frr"), "Started watchfrr")
-		})
-	}
-	w.must(g.Wait())
+	// One after the other, as on two machines: FRR's start has its own timeouts.
+	w.up(ctx, w.one, "frr")
+	w.up(ctx, w.two, "vtepd")
 
 	topo, err := clab.ReadFile(topology)
 	w.must(err)
@@ -129,6 +111,21 @@ func deploy(t *testing.T) *world {
 	w.must(w.lab.WaitBGP(w.within(3 * time.Minute)))
 	w.note("BGP is up")
 	return w
+}
+
+// up starts a leaf's containers, a service first.
+func (w *world) up(ctx context.Context, l *leaf, first string) {
+	w.Helper()
+	w.must(l.compose(ctx, "up", "--detach", "netns", first))
+	w.must(l.compose(ctx, "up", "--detach"))
+	for _, service := range []string{"frr", "vtepd"} {
+		pid, err := w.engine.pid(ctx, l.container(service))
+		w.must(err)
+		l.pids[service] = pid
+	}
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	defer cancel()
+	w.must(w.engine.says(ctx, l.container("frr"), "Started watchfrr"))
 }
 
 // owned: a volume of FRR's own with nothing in it yet is FRR's still when vtepd's container has come to it.

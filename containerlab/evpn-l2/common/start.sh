@@ -2,5 +2,8 @@
 # The first process of a router's container: FRR's own start-up, then wait.
 set -e
 install -d -m 0755 -o frr -g frr /var/run/frr
+# The daemons before watchfrr: where they take longer than its five seconds, it starts them again while they are being started, and
+# staticd can end up without its configuration.
+/usr/lib/frr/watchfrr.sh start all
 /usr/lib/frr/frrinit.sh start
 exec sleep infinity
