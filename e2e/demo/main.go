@@ -142,7 +142,7 @@ func (d *demo) readdress(ctx context.Context) error {
 	if err := move.Order(d.spine.Since(mark)); err != nil {
 		return err
 	}
-	d.say("the spine heard it in order: the new host route, 20 type-3 routes moved, the old host route gone; nothing else was withdrawn")
+	d.say("the spine heard it in order: the new host route and its scout, 20 type-3 routes moved, the old host route gone; nothing else was withdrawn")
 	return nil
 }
 
