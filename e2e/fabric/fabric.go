@@ -133,7 +133,13 @@ func (s *Side) Settle(ctx context.Context, what string, want func(status.Snapsho
 
 // Carry drops a file and waits until it is live: idle, with the file's address on vtep0 and its VNIs.
 func (s *Side) Carry(ctx context.Context, c Config, address string) (status.Snapshot, error) {
-	before, err := s.Status(ctx)
+	// What it says of the directory as it found it is no answer to the file.
+	before, err := s.Settle(ctx, "has started", func(n status.Snapshot) error {
+		if n.Condition == status.Starting {
+			return errors.New("it hasn't looked yet")
+		}
+		return nil
+	})
 	if err != nil {
 		return before, err
 	}

@@ -371,8 +371,8 @@ func Eventually(ctx context.Context, what string, cond func(context.Context) err
 		if err == nil {
 			return nil
 		}
-		if f := (final{}); errors.As(err, &f) {
-			return fmt.Errorf("%s: %w", what, f.error)
+		if errors.As(err, new(final)) {
+			return fmt.Errorf("%s: %w", what, err)
 		}
 		if ctx.Err() == nil || last == nil {
 			last = err // what a call says that the end of the context cut off is of no use
