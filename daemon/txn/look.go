@@ -24,11 +24,12 @@ func equal(a, b []uint64) bool { return b != nil && slices.Equal(a, b) }
 
 // look says what of w doesn't hold now. One observation of FRR serves all of it.
 func (r *Runner) look(ctx context.Context, w plan.Await) ([]string, error) {
+	vxlans := w.State != nil || len(w.VTEPs)+len(w.Scouts) > 0 // in zebra, in BGP, and sent
 	q := frr.Query{
 		Config:   w.State != nil,
-		Sessions: len(w.Announced) > 0 || w.State != nil || len(w.VTEPs) > 0 || len(w.Scouts) > 0,
-		VNIs:     w.State != nil || len(w.VTEPs) > 0 || len(w.Scouts) > 0,
-		Type3:    w.State != nil || len(w.VTEPs) > 0 || len(w.Scouts) > 0 || len(w.Gone) > 0 || len(w.Reachable) > 0,
+		Sessions: vxlans || len(w.Announced) > 0,
+		VNIs:     vxlans,
+		Type3:    vxlans || len(w.Gone)+len(w.Reachable) > 0,
 		Prefixes: w.Announced,
 	}
 	f, err := r.FRR.Observe(ctx, q)
