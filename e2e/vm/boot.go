@@ -314,9 +314,13 @@ func (g *Guest) shares() ([]string, error) {
 
 func (g *Guest) qemuArgs() []string {
 	const memory = "3G"
-	accel := []string{"-accel", "tcg,thread=multi,tb-size=512"}
+	// One processor under TCG: QEMU before 8.1 translates code that another
+	// processor is just changing and keeps the stale translation, so that a kernel
+	// that patches itself (Linux's static keys, which a first container flips) meets
+	// a breakpoint of its own that is long gone, and panics.
+	accel := []string{"-accel", "tcg,tb-size=512", "-smp", "1"}
 	if g.machine.Accel == "kvm" {
-		accel = []string{"-accel", "kvm"}
+		accel = []string{"-accel", "kvm", "-smp", "2"}
 	}
 	// no_timer_check: an emulator on a busy host is late with the ticks that the
 	// kernel counts at its start, and the kernel panics over it.
@@ -329,7 +333,7 @@ func (g *Guest) qemuArgs() []string {
 		cmdline = append(cmdline, word)
 	}
 	return append(accel,
-		"-cpu", "max", "-m", memory, "-smp", "2", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
+		"-cpu", "max", "-m", memory, "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
 		"-chardev", "file,id=console,path="+g.console, "-serial", "chardev:console",
 		"-object", "memory-backend-memfd,id=mem,size="+memory+",share=on", "-numa", "node,memdev=mem",
 		"-chardev", "socket,id=control,path="+filepath.Join(g.dir, "control"),
