@@ -175,14 +175,18 @@ const (
 // failed with.
 func (t *tally) failures(dir string) []failure {
 	var out []failure
+	ended := true
 	for name, v := range t.verdict {
+		ended = ended && v != ""
 		below := func(other string) bool { return strings.HasPrefix(other, name+"/") && bad(t.verdict[other]) }
 		if v == "skip" || bad(v) && !slices.ContainsFunc(slices.Collect(maps.Keys(t.verdict)), below) {
 			out = append(out, failure{test: name, said: reasons(dir, t.output[name])})
 		}
 	}
-	if out == nil {
-		out = append(out, failure{said: reasons(dir, t.output[""])})
+	if out == nil || !ended {
+		// The guest died, or it didn't build: what comes first says why, registers and the like come after it.
+		all, _ := split(dir, t.output[""])
+		out = append(out, failure{said: all[:min(len(all), said)]})
 	}
 	slices.SortFunc(out, func(a, b failure) int { return strings.Compare(a.test, b.test) })
 	return out
@@ -191,15 +195,23 @@ func (t *tally) failures(dir string) []failure {
 // reasons are the last lines of those a test failed with: what it logged is left out, for a story's log is long and its end seldom
 // says what went wrong. Where nothing else was said, by a panic or a timeout, they are the last lines of all.
 func reasons(dir string, output []string) []string {
-	var all, failed []string
-	logged := true
+	all, failed := split(dir, output)
+	if failed == nil {
+		failed = all
+	}
+	return failed[max(0, len(failed)-said):]
+}
+
+// split are the lines of an output, and those of them that weren't logged.
+func split(dir string, output []string) (all, failed []string) {
+	logged, sources := true, map[string][]string{}
 	for _, l := range output {
 		l = strings.TrimRight(l, "\n")
 		if l == "" || strings.HasPrefix(l, "=== ") || strings.HasPrefix(strings.TrimSpace(l), "--- ") {
 			continue
 		}
 		if m := location.FindStringSubmatch(l); m != nil {
-			logged = strings.Contains(sourceLine(filepath.Join(dir, m[1]), m[2]), "Log")
+			logged = strings.Contains(sourceLine(sources, filepath.Join(dir, m[1]), m[2]), "Log")
 		}
 		if len(l) > width {
 			l = l[:width] + " […]"
@@ -209,21 +221,21 @@ func reasons(dir string, output []string) []string {
 			failed = append(failed, l)
 		}
 	}
-	if failed == nil {
-		failed = all
-	}
-	return failed[max(0, len(failed)-said):]
+	return all, failed
 }
 
 // location begins what a test logs or fails with.
 var location = regexp.MustCompile(`^ {4,}(\w+_test\.go):(\d+): `)
 
-// sourceLine is a line of a file, "" where there is none.
-func sourceLine(file, number string) string {
-	text, err := os.ReadFile(file)
-	n, nerr := strconv.Atoi(number)
-	lines := strings.Split(string(text), "\n")
-	if err != nil || nerr != nil || n < 1 || n > len(lines) {
+// sourceLine is a line of a file, "" where there is none. sources are the files that were read before.
+func sourceLine(sources map[string][]string, file, number string) string {
+	if _, known := sources[file]; !known {
+		text, _ := os.ReadFile(file) // without it what a test logged stays among what it failed with
+		sources[file] = strings.Split(string(text), "\n")
+	}
+	lines := sources[file]
+	n, err := strconv.Atoi(number)
+	if err != nil || n < 1 || n > len(lines) {
 		return ""
 	}
 	return lines[n-1]

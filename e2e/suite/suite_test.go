@@ -219,7 +219,9 @@ func TestFailuresAreTheLeavesWithWhatTheyFailedOf(t *testing.T) {
 		many = append(many, fmt.Sprint("line ", i))
 	}
 	say("E", many...)
+	say("", slices.Concat([]string{"", "the guest is gone"}, many)...) // D didn't end
 	want := []failure{
+		{"", slices.Concat([]string{"the guest is gone"}, many[:5])},
 		{"A/b", []string{"    a_test.go:2: not so", "        but so", "    a_test.go:3: nor so"}},
 		{"D", []string{"    a_test.go:1: a step", "panic: " + strings.Repeat("x", 393) + " […]"}},
 		{"E", many[14:]},
