@@ -1,7 +1,7 @@
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 static = CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o $@ ./$<
 
-.PHONY: build image next-image test container-test e2e faults soak demo bench fuzz lint clean
+.PHONY: build image next-image test container-test containerlab-test e2e faults soak demo bench fuzz lint clean
 
 # The daemon, and the lab's two programs. FRR=bookworm|trixie|sid and RUN=REGEX choose for e2e.
 build: bin/vtepd bin/vmrun bin/suite
@@ -36,6 +36,17 @@ test: build image next-image
 container-test: build image next-image
 	@bin/vmrun setup
 	@bin/suite containers
+
+# The topologies of containerlab/ under containerlab itself, in that guest. make builds it from its published module, which takes a
+# few minutes the first time.
+containerlab-test: build image bin/containerlab-$(CONTAINERLAB)
+	@ln -sf containerlab-$(CONTAINERLAB) bin/containerlab
+	@bin/vmrun setup
+	@bin/suite containerlab
+CONTAINERLAB = 0.79.0
+bin/containerlab-%:
+	cd "$$(go mod download -json github.com/srl-labs/containerlab@v$* | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')" && \
+		CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X github.com/srl-labs/containerlab/cmd.Version=$*" -o '$(CURDIR)/$@' .
 
 e2e: build
 	@bin/vmrun setup

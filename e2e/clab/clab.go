@@ -22,14 +22,9 @@ import (
 type Topology struct {
 	Name   string // the lab's name
 	Prefix string // of the container names; "clab" where the file has none
-	Mgmt   Mgmt
 	Nodes  []Node // sorted by name
 	Links  []Link // as in the file
 }
-
-// Mgmt is the management network. Its network is "none", or empty where the
-// file says nothing.
-type Mgmt struct{ Network string }
 
 // Node is one container, with everything inherited.
 type Node struct {

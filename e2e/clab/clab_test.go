@@ -57,7 +57,6 @@ func TestShippedConfigs(t *testing.T) {
 func TestParse(t *testing.T) {
 	const file = `
 name: lab
-mgmt: {network: none}
 topology:
   defaults:
     kind: linux
@@ -102,25 +101,25 @@ topology:
 	exec := [][]string{{"ip", "link", "set", "lo", "up"}, {"echo", "a b", "c d"}}
 	sysctls := []Setting{{"net.ipv4.ip_forward", "1"}}
 	want := &Topology{
-		Name: "lab", Prefix: "clab", Mgmt: Mgmt{"none"},
+		Name: "lab", Prefix: "clab",
 		Nodes: []Node{{
-			Name: "h1", Pos: Pos{"f", 31, 5}, Kind: "linux", Image: "base", Cmd: []string{"from", "kind"},
+			Name: "h1", Pos: Pos{"f", 30, 5}, Kind: "linux", Image: "base", Cmd: []string{"from", "kind"},
 			Exec: exec, Binds: []Bind{{"d", "/x", false}, {"common", "/y", true}},
 			Env: []Setting{{"A", "1"}, {"B", "2"}, {"C", "2"}}, Sysctls: sysctls, NetworkMode: "none", Hostname: "h1",
 		}, {
-			Name: "r1", Pos: Pos{"f", 25, 5}, Kind: "linux", Group: "router", Image: "frr",
+			Name: "r1", Pos: Pos{"f", 24, 5}, Kind: "linux", Group: "router", Image: "frr",
 			Entrypoint: []string{"/sbin/init", "--x"}, Cmd: []string{"own"},
 			Exec: append(exec[:2:2], []string{"own"}), Binds: []Bind{{"n", "/x", false}, {"common", "/y", true}},
 			Env: []Setting{{"A", "1"}, {"B", "2"}, {"C", "3"}}, Sysctls: sysctls, NetworkMode: "none", Hostname: "r1",
 		}, {
-			Name: "r2", Pos: Pos{"f", 24, 5}, Kind: "linux", Group: "router", Image: "frr", Cmd: []string{"from", "kind"},
+			Name: "r2", Pos: Pos{"f", 23, 5}, Kind: "linux", Group: "router", Image: "frr", Cmd: []string{"from", "kind"},
 			Exec: exec, Binds: []Bind{{"g", "/x", false}, {"common", "/y", true}},
 			Env: []Setting{{"A", "1"}, {"B", "2"}, {"C", "3"}}, Sysctls: sysctls, Labels: []Setting{{"l", ""}},
 			NetworkMode: "none", PidMode: "container:h1", Hostname: "other",
 		}},
 		Links: []Link{
-			{Pos: Pos{"f", 33, 7}, A: Endpoint{"r1", "eth1", ""}, B: Endpoint{"r2", "eth1", ""}, MTU: 9500},
-			{Pos: Pos{"f", 34, 7}, A: Endpoint{"r1", "eth2", "02:00:00:00:00:01"}, B: Endpoint{"h1", "eth1", ""}, MTU: 1500},
+			{Pos: Pos{"f", 32, 7}, A: Endpoint{"r1", "eth1", ""}, B: Endpoint{"r2", "eth1", ""}, MTU: 9500},
+			{Pos: Pos{"f", 33, 7}, A: Endpoint{"r1", "eth2", "02:00:00:00:00:01"}, B: Endpoint{"h1", "eth1", ""}, MTU: 1500},
 		},
 	}
 	if d := cmp.Diff(want, got); d != "" {
@@ -147,8 +146,7 @@ func TestProblems(t *testing.T) {
 		{"lab name", "name: a b\ntopology: {nodes: {r1: {kind: linux, image: i, network-mode: none}}}", `f:1:7: name: "a b" has other than letters, digits, '.', '_' and '-'`},
 		{"unknown at the top", node("") + "\nsettings: {}", "f:6:1: settings: unknown field"},
 		{"unknown in topology", node("") + "\n  foo: {}", "f:6:3: topology.foo: unknown field"},
-		{"unknown in mgmt", node("") + "\nmgmt: {bridge: x}", "f:6:8: mgmt.bridge: unknown field"},
-		{"management network", node("") + "\nmgmt: {network: lab}", `f:6:17: mgmt.network: "lab": only none is known here`},
+		{"management network", node("") + "\nmgmt: {network: none}", "f:6:1: mgmt: unknown field"},
 		{"unknown in a node", node("startup-config: x"), "f:4:53: topology.nodes.r1.startup-config: unknown field"},
 		{"twice", node("cmd: x, cmd: y"), "f:4:61: topology.nodes.r1.cmd: twice; first at f:4:53"},
 		{"no nodes", "name: x\ntopology: {}", "f:2:11: topology.nodes: missing"},

@@ -97,16 +97,6 @@ func (p *parser) parse(data []byte) *Topology {
 		case "prefix":
 			s, _ := p.anyScalar(f.value, "prefix")
 			d.prefix = &s
-		case "mgmt":
-			for _, f := range p.mapping(f.value, "mgmt") {
-				if f.name != "network" {
-					p.unknown(f, "mgmt")
-					continue
-				}
-				if d.mgmt.Network = p.text(f, "mgmt.network"); d.mgmt.Network != "" && d.mgmt.Network != "none" {
-					p.bad(f.value, "mgmt.network", "%q: only none is known here", d.mgmt.Network)
-				}
-			}
 		case "topology":
 			d.topology(p, f.value)
 		default:
@@ -136,7 +126,6 @@ func (p *parser) badYAML(err error) *Topology {
 type draft struct {
 	name     string
 	prefix   *string
-	mgmt     Mgmt
 	defaults definition
 	kinds    map[string]definition
 	groups   map[string]definition
@@ -491,7 +480,7 @@ func interfaceName(s string) bool {
 
 // resolve applies the inheritance, and checks what names what.
 func (d *draft) resolve(p *parser) *Topology {
-	t := &Topology{Name: d.name, Prefix: "clab", Mgmt: d.mgmt}
+	t := &Topology{Name: d.name, Prefix: "clab"}
 	if d.prefix != nil {
 		t.Prefix = *d.prefix
 	}

@@ -22,7 +22,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"vtepd/daemon/plan"
-	"vtepd/daemon/status"
 	"vtepd/e2e/clab"
 	"vtepd/e2e/fabric"
 	"vtepd/e2e/lab"
@@ -31,18 +30,14 @@ import (
 
 const (
 	topology = "../../containerlab/evpn-l2.clab.yml"
-	socket   = "/run/vtepd/vtepd.sock"
-	// Archives of make: the same program, the second with another version.
-	released, newer = "../../bin/vtepd-image.tar", "../../bin/vtepd-next-image.tar"
+	// The same program as released with another version.
+	newer = "../../bin/vtepd-next-image.tar"
 )
 
 // world is two leaves of containers, with the lab's spine, hosts and links.
 type world struct {
-	*testing.T
-	began    time.Time
-	engine   *engine
+	*story
 	one, two *leaf
-	lab      *lab.Lab
 	foreign  string // what the operator has at leaf1
 }
 
@@ -53,35 +48,11 @@ type leaf struct {
 	pids map[string]int // of the services that are nodes of the lab
 }
 
-// note says what happens, with the seconds since the start.
-func (w *world) note(format string, args ...any) {
-	w.Logf("%6.1fs %s", time.Since(w.began).Seconds(), strings.TrimRight(fmt.Sprintf(format, args...), " "))
-}
-
-func (w *world) within(d time.Duration) context.Context {
-	ctx, cancel := context.WithTimeout(w.Context(), d)
-	w.Cleanup(cancel)
-	return ctx
-}
-
-func (w *world) must(err error) {
-	w.Helper()
-	if err != nil {
-		w.Fatal(err)
-	}
-}
-
 // deploy starts everything: at leaf1 FRR first, at leaf2 vtepd first.
 func deploy(t *testing.T) *world {
 	t.Helper()
-	w := &world{T: t, began: time.Now()}
+	w := &world{story: begin(t)}
 	ctx := w.within(10 * time.Minute)
-	w.engine = start(t, w.note)
-	var g errgroup.Group
-	g.Go(func() error { return w.engine.imports(ctx, "frr:10.3") })
-	g.Go(func() error { return w.engine.load(ctx, released) })
-	w.must(g.Wait())
-	w.note("images are in")
 	w.owned()
 	w.one, w.two = w.leaf("leaf1"), w.leaf("leaf2")
 	t.Cleanup(w.remove)
@@ -106,7 +77,7 @@ func deploy(t *testing.T) *world {
 	})
 	w.one.Side, w.two.Side = fabric.Sides(w.lab)
 	for _, l := range []*leaf{w.one, w.two} {
-		l.Socket, l.DropDir = socket, l.drop
+		l.DropDir = l.drop
 	}
 	w.must(w.lab.WaitBGP(w.within(3 * time.Minute)))
 	w.note("BGP is up")
@@ -189,18 +160,6 @@ func (w *world) tell() {
 	w.Logf("%s%v", out, err)
 }
 
-// said prints what a container said last.
-func (w *world) said(ctx context.Context, name string) {
-	w.Logf("%s says:", name)
-	err := w.engine.logs(ctx, name, false, func(line string) bool {
-		w.Logf("  %s", line)
-		return true
-	})
-	if err != nil {
-		w.Log(err)
-	}
-}
-
 // again waits for another process of a service, and has the lab take its node for what that one sees.
 func (w *world) again(l *leaf, service string) {
 	w.Helper()
@@ -221,58 +180,6 @@ func (w *world) again(l *leaf, service string) {
 		}
 		return err
 	}))
-}
-
-// settled waits until vtepd is at rest with vtep0 on an address.
-func (w *world) settled(l *leaf, vnis []int, address string) status.Snapshot {
-	w.Helper()
-	n, err := l.Settle(w.within(4*time.Minute), "is at rest", func(n status.Snapshot) error {
-		if n.Condition != status.Idle {
-			return errors.New("not at rest")
-		}
-		return fabric.Has(n, address, vnis)
-	})
-	w.must(err)
-	w.note("%s: vtepd %s at rest on %s, generation %d", l.name, n.Version, address, n.Generation)
-	return n
-}
-
-// running waits until vtepd has begun a phase of a change.
-func (w *world) running(l *leaf, phase plan.Phase) {
-	w.Helper()
-	_, err := l.Settle(w.within(2*time.Minute), "is in phase "+string(phase), func(n status.Snapshot) error {
-		switch {
-		case n.Condition != status.Running:
-			return errors.New("no change is under way")
-		case !slices.ContainsFunc(n.Transaction.Phases, func(p status.Phase) bool { return p.Phase == phase }):
-			return errors.New("not yet there")
-		}
-		return nil
-	})
-	w.must(err)
-	w.note("%s: in phase %s", l.name, phase)
-}
-
-func (w *world) traffic() *lab.Traffic {
-	w.Helper()
-	tr, err := w.lab.StartTraffic(w.within(2*time.Minute), lab.TrafficOptions{Flows: fabric.Hosts(), Ours: "leaf1", Interval: 50 * time.Millisecond})
-	w.must(err)
-	return tr
-}
-
-// account ends the traffic; nothing may have been lost here.
-func (w *world) account(what string, tr *lab.Traffic) {
-	w.Helper()
-	w.must(tr.WaitReceived(w.within(time.Minute), 10))
-	r, err := tr.Stop(w.within(time.Minute))
-	w.must(err)
-	w.note("%s: %s", what, r)
-	for _, l := range r.Losses {
-		w.Logf("%s", l)
-	}
-	if r.LostHere != 0 || r.Sent == 0 {
-		w.Errorf("%s: lost_here=%d of %d", what, r.LostHere, r.Sent)
-	}
 }
 
 // announced is what the spine has of a leaf: host routes, and where its VNIs are.
@@ -362,21 +269,21 @@ func TestContainers(t *testing.T) {
 	w.must(w.two.Drop(two.YAML()))
 	w.few(w.one)
 	size(w)
-	w.settled(w.one, vnis, "10.0.0.11")
-	w.settled(w.two, vnis, "10.0.0.12")
+	w.settled(w.one.Side, vnis, "10.0.0.11")
+	w.settled(w.two.Side, vnis, "10.0.0.12")
 	w.must(w.one.Enslave(ctx))
 	w.must(w.two.Enslave(ctx))
-	tr := w.traffic()
+	tr := w.traffic(fabric.Hosts())
 
 	w.note("== a file with another address")
 	one.Address = fabric.Prefer("10.0.0.21")
 	w.must(w.one.Drop(one.YAML()))
-	before := w.settled(w.one, vnis, "10.0.0.21")
+	before := w.settled(w.one.Side, vnis, "10.0.0.21")
 
 	w.note("== the sidecar is replaced by a newer image, at rest")
 	w.must(w.engine.load(ctx, newer))
 	version := w.replace(w.one, "vtepd:next")
-	after := w.settled(w.one, vnis, "10.0.0.21")
+	after := w.settled(w.one.Side, vnis, "10.0.0.21")
 	if after.Version != version || after.Version == before.Version {
 		t.Errorf("vtepd is version %q now, was %q; the image's is %q", after.Version, before.Version, version)
 	}
@@ -390,31 +297,31 @@ func TestContainers(t *testing.T) {
 	w.note("== by the older one, in the middle of a change")
 	one.Address = fabric.Prefer("10.0.0.22")
 	w.must(w.one.Drop(one.YAML()))
-	w.running(w.one, plan.Announce)
+	w.running(w.one.Side, plan.Announce)
 	w.must(w.engine.post(ctx, "/containers/"+w.one.container("vtepd")+"/stop", nil))
 	if version := w.replace(w.one, "vtepd:latest"); version != before.Version {
 		t.Errorf("the image's version is %q, vtepd's was %q", version, before.Version)
 	}
-	w.settled(w.one, vnis, "10.0.0.22")
+	w.settled(w.one.Side, vnis, "10.0.0.22")
 
 	w.note("== it is killed in the middle of a change, and the engine starts it again")
 	one.Address = fabric.Prefer("10.0.0.23")
 	w.must(w.one.Drop(one.YAML()))
-	w.running(w.one, plan.Announce)
+	w.running(w.one.Side, plan.Announce)
 	w.must(unix.Kill(w.one.pids["vtepd"], unix.SIGKILL))
 	w.again(w.one, "vtepd")
-	w.settled(w.one, vnis, "10.0.0.23")
+	w.settled(w.one.Side, vnis, "10.0.0.23")
 	w.account("vtepd replaced and killed", tr)
 
 	w.note("== FRR's container is killed in the middle of a change, and started again")
 	had := w.announced(w.one)
 	one.Address = fabric.Prefer("10.0.0.24")
 	w.must(w.one.Drop(one.YAML()))
-	w.running(w.one, plan.Announce)
+	w.running(w.one.Side, plan.Announce)
 	w.must(w.engine.post(ctx, "/containers/"+w.one.container("frr")+"/kill", nil))
 	w.must(w.one.compose(ctx, "up", "--detach", "--no-deps", "frr"))
 	w.again(w.one, "frr")
-	w.settled(w.one, vnis, "10.0.0.24")
+	w.settled(w.one.Side, vnis, "10.0.0.24")
 	w.said(ctx, w.one.container("vtepd"))
 	w.must(w.lab.WaitBGP(w.within(3 * time.Minute)))
 	for i, line := range had {
@@ -431,7 +338,7 @@ func TestContainers(t *testing.T) {
 	if !slices.Contains(had, netip.PrefixFrom(fabric.Addr("10.0.0.24"), 32).String()) {
 		t.Errorf("the endpoint's host route isn't among %q", had)
 	}
-	w.account("after FRR's return", w.traffic())
+	w.account("after FRR's return", w.traffic(fabric.Hosts()))
 	if foreign, err := w.one.Foreign(ctx); err != nil || foreign != w.foreign {
 		t.Errorf("the operator's things: %v\n%s\nwere:\n%s", err, foreign, w.foreign)
 	}
@@ -461,5 +368,3 @@ func (w *world) healthy(l *leaf) {
 	}))
 	w.note("%s is healthy, says the engine", l.container("vtepd"))
 }
-
-func TestMain(m *testing.M) { os.Exit(m.Run()) }

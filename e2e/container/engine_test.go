@@ -1,4 +1,4 @@
-//go:build containers
+//go:build containers || containerlab
 
 package container
 
@@ -255,7 +255,10 @@ type container struct {
 		Destination string
 		RW          bool
 	}
-	Config struct{ Image string }
+	Config struct {
+		Image string
+		Tty   bool
+	}
 }
 
 func (e *engine) inspect(ctx context.Context, name string) (c container, err error) {
@@ -274,11 +277,21 @@ func (e *engine) pid(ctx context.Context, name string) (int, error) {
 // logs gives each what a container has said, line by line; with follow also what it says from then on, until each returns false
 // or ctx ends.
 func (e *engine) logs(ctx context.Context, name string, follow bool, each func(line string) bool) error {
+	c, err := e.inspect(ctx, name)
+	if err != nil {
+		return err
+	}
 	body, err := e.do(ctx, http.MethodGet, fmt.Sprintf("/containers/%s/logs?stdout=1&stderr=1&tail=60&follow=%t", name, follow), nil)
 	if err != nil {
 		return err
 	}
 	defer body.Close()
+	if c.Config.Tty {
+		lines := bufio.NewScanner(body)
+		for lines.Scan() && each(lines.Text()) {
+		}
+		return lines.Err()
+	}
 	// Each piece: the stream, three zeros, four bytes of length, and a line.
 	head := make([]byte, 8)
 	for r := bufio.NewReader(body); ; {

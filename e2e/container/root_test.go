@@ -1,4 +1,4 @@
-//go:build containers
+//go:build containers || containerlab
 
 package container
 
@@ -19,7 +19,7 @@ var (
 	routerPrograms = []string{
 		"/usr/lib/frr/watchfrr", "/usr/lib/frr/mgmtd", "/usr/lib/frr/zebra", "/usr/lib/frr/staticd", "/usr/lib/frr/bgpd", "/usr/bin/vtysh",
 		"/usr/bin/bash", "/usr/bin/dash", "/usr/bin/cat", "/usr/bin/chmod", "/usr/bin/chown", "/usr/bin/dirname", "/usr/bin/env", "/usr/bin/getent",
-		"/usr/bin/grep", "/usr/bin/id", "/usr/bin/install", "/usr/bin/ls", "/usr/bin/ps", "/usr/bin/rm", "/usr/bin/sleep", "/usr/bin/ip", "/usr/sbin/bridge",
+		"/usr/bin/grep", "/usr/bin/id", "/usr/bin/install", "/usr/bin/ls", "/usr/bin/pkill", "/usr/bin/ps", "/usr/bin/rm", "/usr/bin/sleep", "/usr/bin/ip", "/usr/sbin/bridge",
 		// What vtysh asks whether it may be used.
 		"/usr/lib/x86_64-linux-gnu/security/pam_permit.so",
 	}

@@ -26,7 +26,6 @@ type Side struct {
 	Leaf, Sidecar *lab.Node
 	Loopback      netip.Addr // the leaf's router id, from which its BGP sessions come
 	Proc          *lab.Proc  // vtepd, once started by the lab
-	Socket        string     // of vtepd; default /run/vtepd.sock
 	DropDir       string     // its drop directory as this program sees it; default: by way of the sidecar
 }
 
@@ -99,16 +98,14 @@ func (s *Side) Drop(content string) error {
 	return s.Sidecar.Drop("/etc/vtepd/vtepd.yaml", content)
 }
 
-func (s *Side) socket() string { return cmp.Or(s.Socket, "/run/vtepd.sock") }
-
-// VTEPD runs the vtepd binary in the sidecar with the paths of its daemon.
+// VTEPD runs the vtepd binary in the sidecar.
 func (s *Side) VTEPD(ctx context.Context, args ...string) (string, error) {
-	return s.Sidecar.Exec(ctx, append([]string{"/usr/bin/vtepd", "--socket", s.socket()}, args...)...)
+	return s.Sidecar.Exec(ctx, append([]string{"/usr/bin/vtepd"}, args...)...)
 }
 
 // Status asks the daemon, over its socket in the sidecar.
 func (s *Side) Status(ctx context.Context) (status.Snapshot, error) {
-	return status.Fetch(ctx, s.Sidecar.Path(s.socket()))
+	return status.Fetch(ctx, s.Sidecar.Path("/run/vtepd/vtepd.sock"))
 }
 
 // Settle waits until the daemon's status is as want says.

@@ -46,6 +46,9 @@ type Options struct {
 	// Adopted names the nodes that somebody else has made, a container engine for one, by a process in each: the lab makes
 	// their links and runs their exec lines, and starts nothing in them. They outlive it.
 	Adopted map[string]int
+	// Deployed: somebody else has deployed all of the topology, containerlab for one; every node is adopted, and the lab makes
+	// no link and runs no exec line either.
+	Deployed bool
 	// Artifacts is the directory for Collect; default $VTEPD_ARTIFACTS, else none.
 	Artifacts string
 	// Logf is told what happens; nil for nobody.
@@ -85,6 +88,13 @@ func Deploy(ctx context.Context, topo *clab.Topology, dir string, opt Options) (
 			return nil, fmt.Errorf("no node %q to replace by GoBGP", name)
 		}
 	}
+	if opt.Deployed {
+		for _, n := range topo.Nodes {
+			if opt.Adopted[n.Name] == 0 {
+				return nil, fmt.Errorf("node %s: deployed by somebody else, but no process of it is given", n.Name)
+			}
+		}
+	}
 	scratch, err := os.MkdirTemp("", "vtepd-lab-")
 	if err != nil {
 		return nil, err
@@ -100,8 +110,10 @@ func Deploy(ctx context.Context, topo *clab.Topology, dir string, opt Options) (
 		}
 	}()
 
-	if err := l.copyBinds(dir); err != nil {
-		return nil, err
+	if !opt.Deployed {
+		if err := l.copyBinds(dir); err != nil {
+			return nil, err
+		}
 	}
 	// Those with all namespaces of their own first.
 	for _, of := range []bool{false, true} {
@@ -125,6 +137,9 @@ func Deploy(ctx context.Context, topo *clab.Topology, dir string, opt Options) (
 		if err := g.Wait(); err != nil {
 			return nil, err
 		}
+	}
+	if opt.Deployed {
+		return l, nil
 	}
 	for _, link := range topo.Links {
 		if err := l.link(link); err != nil {

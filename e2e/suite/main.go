@@ -27,6 +27,7 @@ const usage = `usage:
   suite lint                            go vet, gofumpt, staticcheck
   suite e2e   [-run REGEX] [-frr NAME]  the guest stories of ./e2e/...
   suite containers                      the stories under a container engine
+  suite containerlab                    those under containerlab, which is bin/containerlab
   suite faults [-seed N] [-frr NAME]    the whole fault matrix, on the fake and on one FRR, the newest tested one without a name
   suite bench [-bench REGEX] [-frr NAME]
   suite fuzz  [-time D]                 every fuzz target, one after another
@@ -99,8 +100,8 @@ func command(ctx context.Context, args []string) error {
 		}
 		s.timeout = max(s.timeout, time.Hour)
 		return s.faults()
-	case "containers":
-		return s.containers()
+	case containersTag, containerlabTag:
+		return s.containers(args[0])
 	case "lint":
 		return s.lint()
 	case "e2e":
@@ -114,7 +115,7 @@ func command(ctx context.Context, args []string) error {
 		return s.fuzz(*fuzztime)
 	default:
 		fmt.Fprint(os.Stderr, usage)
-		return fmt.Errorf("%q: unknown, would be test, lint, e2e, containers, faults, bench or fuzz", args[0])
+		return fmt.Errorf("%q: unknown, would be test, lint, e2e, containers, containerlab, faults, bench or fuzz", args[0])
 	}
 }
 

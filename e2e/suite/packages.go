@@ -16,10 +16,12 @@ import (
 	"strings"
 )
 
-// guestTag is on the test files that need the guest's kernel or its FRR, containersTag on those that need a container engine too.
+// guestTag is on the test files that need the guest's kernel or its FRR, containersTag on those that need a container engine too,
+// containerlabTag on those that need containerlab as well.
 const (
-	guestTag      = "guest"
-	containersTag = "containers"
+	guestTag        = "guest"
+	containersTag   = "containers"
+	containerlabTag = "containerlab"
 )
 
 // pkg is what go list says of a package of this module.

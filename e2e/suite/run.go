@@ -67,7 +67,7 @@ func (s *suite) test() error {
 	if err != nil {
 		return err
 	}
-	engine, err := s.enginePlace(aboutContainers)
+	engine, err := s.enginePlace(aboutContainers, containersTag)
 	if err != nil {
 		return err
 	}
@@ -100,13 +100,13 @@ func verdict(results []result) error {
 	return nil
 }
 
-// containers runs the stories under a container engine, and prints what they saw.
-func (s *suite) containers() error {
-	packages, err := s.tests(containersTag)
+// containers runs the stories under a container engine that a tag brings, and prints what they saw.
+func (s *suite) containers(tag string) error {
+	packages, err := s.tests(tag)
 	if err != nil {
 		return err
 	}
-	engine, err := s.enginePlace(packages)
+	engine, err := s.enginePlace(packages, tag)
 	if err != nil {
 		return err
 	}
@@ -116,18 +116,19 @@ func (s *suite) containers() error {
 		return err
 	}
 	for _, r := range results {
-		s.say("containers: frr=%s passed=%d failed=%d skipped=%d", r.frr, r.passed, r.failed, r.skipped)
+		s.say("%s: frr=%s passed=%d failed=%d skipped=%d", tag, r.frr, r.passed, r.failed, r.skipped)
 	}
 	return verdict(results)
 }
 
 // lint prints what is wrong and fails at the first tool that finds something.
 func (s *suite) lint() error {
+	all := "-tags=" + strings.Join([]string{guestTag, containersTag, containerlabTag}, ",")
 	for _, args := range [][]string{
 		{"go", "vet", "./..."},
-		{"go", "vet", "-tags=" + guestTag + "," + containersTag, "./..."},
+		{"go", "vet", all, "./..."},
 		{"go", "run", gofumpt, "-l", "."},
-		{"go", "run", staticcheck, "-tags=" + guestTag + "," + containersTag, "./..."},
+		{"go", "run", staticcheck, all, "./..."},
 	} {
 		s.say("== %s", strings.Join(args, " "))
 		out, err := exec.CommandContext(s.ctx, args[0], args[1:]...).CombinedOutput()
@@ -305,7 +306,7 @@ func (s *suite) bench(pattern string) error {
 	if err != nil {
 		return err
 	}
-	args := []string{"test", "-run=^$", "-bench=" + pattern, "-benchmem"}
+	args := []string{"test", "-run=^$", "-timeout=1h", "-bench=" + pattern, "-benchmem"}
 	var found []string
 	for _, p := range plain {
 		names, err := functions(p.Dir, p.testFiles(), "Benchmark")
@@ -466,11 +467,11 @@ func (s *suite) places(packages []guestPkg, run string, belongs func(test string
 	return places, nil
 }
 
-// enginePlace is the guest that has a container engine.
-func (s *suite) enginePlace(packages []guestPkg) (place, error) {
-	jobs, err := jobsOf(packages, containersTag, "", func(string, guestPkg) bool { return true })
+// enginePlace is the guest that has a container engine, with the packages' tests that a tag brings.
+func (s *suite) enginePlace(packages []guestPkg, tag string) (place, error) {
+	jobs, err := jobsOf(packages, tag, "", func(string, guestPkg) bool { return true })
 	if err == nil && jobs == nil {
-		err = errors.New("no package has tests for a container engine")
+		err = errors.New("no package has tests with the tag " + tag)
 	}
 	return place{recipe: vm.Containers, release: vm.Containers.Releases[0].Name, name: "containers", jobs: jobs}, err
 }

@@ -6,4 +6,7 @@ install -d -m 0755 -o frr -g frr /var/run/frr
 # staticd can end up without its configuration.
 /usr/lib/frr/watchfrr.sh start all
 /usr/lib/frr/frrinit.sh start
-exec sleep infinity
+# As the first process it is the parent of every daemon. One that was killed and that nobody waited for would count as running, and
+# watchfrr would not start it again.
+sleep infinity &
+wait
