@@ -5,6 +5,7 @@ ARG VERSION=unknown
 LABEL org.opencontainers.image.title="vtepd" \
       org.opencontainers.image.description="VXLAN tunnel endpoints beside FRR" \
       org.opencontainers.image.version="$VERSION"
+ENV PATH=/usr/bin
 COPY bin/vtepd /usr/bin/vtepd
 # No /var/run/frr: an engine gives a volume that is still empty the owner that its place has in the image, and FRR, which had made
 # the volume its own, could no longer write to it.

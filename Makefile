@@ -37,13 +37,13 @@ container-test: build image next-image
 	@bin/vmrun setup
 	@bin/suite containers
 
+CONTAINERLAB = 0.79.0
 # The topologies of containerlab/ under containerlab itself, in that guest. make builds it from its published module, which takes a
 # few minutes the first time.
 containerlab-test: build image bin/containerlab-$(CONTAINERLAB)
 	@ln -sf containerlab-$(CONTAINERLAB) bin/containerlab
 	@bin/vmrun setup
 	@bin/suite containerlab
-CONTAINERLAB = 0.79.0
 bin/containerlab-%:
 	cd "$$(go mod download -json github.com/srl-labs/containerlab@v$* | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')" && \
 		CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X github.com/srl-labs/containerlab/cmd.Version=$*" -o '$(CURDIR)/$@' .

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
@@ -268,7 +269,7 @@ func TestContainers(t *testing.T) {
 	w.must(w.one.Drop(one.YAML()))
 	w.must(w.two.Drop(two.YAML()))
 	w.few(w.one)
-	size(w)
+	w.image()
 	w.settled(w.one.Side, vnis, "10.0.0.11")
 	w.settled(w.two.Side, vnis, "10.0.0.12")
 	w.must(w.one.Enslave(ctx))
@@ -345,11 +346,18 @@ func TestContainers(t *testing.T) {
 	w.healthy(w.two)
 }
 
-// size holds the image to its bound.
-func size(w *world) {
+// image holds the image to its bound; the engine builds the same from the Dockerfile.
+func (w *world) image() {
 	w.Helper()
 	i, err := w.engine.image(w.within(time.Minute), "vtepd:latest")
 	w.must(err)
+	w.must(w.engine.build(w.within(2*time.Minute), "../..", "vtepd:built", i.Config.Labels["org.opencontainers.image.version"]))
+	built, err := w.engine.image(w.within(time.Minute), "vtepd:built")
+	w.must(err)
+	built.Config.Image = "" // the step before the last, by which the engine remembers what it has built
+	if diff := cmp.Diff(i.Config, built.Config); diff != "" {
+		w.Errorf("(-make image +Dockerfile):\n%s", diff)
+	}
 	w.note("the image has %.1f MB", float64(i.Size)/1e6)
 	if i.Size >= 30e6 {
 		w.Errorf("the image has %d bytes", i.Size)

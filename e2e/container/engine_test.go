@@ -3,6 +3,7 @@
 package container
 
 import (
+	"archive/tar"
 	"bufio"
 	"bytes"
 	"context"
@@ -13,6 +14,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,6 +24,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sys/unix"
 
 	"vtepd/e2e/lab"
@@ -115,7 +118,7 @@ func (e *engine) do(ctx context.Context, method, path string, body io.Reader) (i
 		return nil, err
 	}
 	if kind := "application/json"; body != nil {
-		if strings.HasPrefix(path, "/images/") {
+		if strings.HasPrefix(path, "/images/") || strings.HasPrefix(path, "/build?") {
 			kind = "application/x-tar"
 		}
 		req.Header.Set("Content-Type", kind)
@@ -194,7 +197,7 @@ func (e *engine) follow(t *testing.T) {
 type image struct {
 	ID     string `json:"Id"`
 	Size   int64
-	Config struct{ Labels map[string]string }
+	Config v1.Config
 }
 
 func (e *engine) image(ctx context.Context, ref string) (i image, err error) {
@@ -234,6 +237,39 @@ func (e *engine) load(ctx context.Context, archive string) error {
 	}
 	defer f.Close()
 	return e.post(ctx, "/images/load?quiet=1", f)
+}
+
+// build has the engine follow the Dockerfile of a checkout with the program that lies there.
+func (e *engine) build(ctx context.Context, checkout, ref, version string) error {
+	args, err := json.Marshal(map[string]string{"VERSION": version})
+	if err != nil {
+		return err
+	}
+	files, err := os.ReadFile(filepath.Join(checkout, "Dockerfile"))
+	if err != nil {
+		return err
+	}
+	program, err := os.ReadFile(filepath.Join(checkout, "bin", "vtepd"))
+	if err != nil {
+		return err
+	}
+	var in bytes.Buffer
+	tw := tar.NewWriter(&in)
+	for _, f := range []struct {
+		name string
+		data []byte
+	}{{"Dockerfile", files}, {"bin/vtepd", program}} {
+		if err := tw.WriteHeader(&tar.Header{Name: f.name, Mode: 0o755, Size: int64(len(f.data))}); err != nil {
+			return err
+		}
+		if _, err := tw.Write(f.data); err != nil {
+			return err
+		}
+	}
+	if err := tw.Close(); err != nil {
+		return err
+	}
+	return e.post(ctx, "/build?"+url.Values{"t": {ref}, "buildargs": {string(args)}, "rm": {"1"}}.Encode(), &in)
 }
 
 // container is what the engine says of a container.

@@ -141,7 +141,7 @@ func TestDockerfile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := v1.Config{Env: []string{"PATH=/usr/bin"}, Labels: map[string]string{}, Volumes: map[string]struct{}{}}
+	got := v1.Config{Labels: map[string]string{}, Volumes: map[string]struct{}{}}
 	list := func(s string) (l []string) {
 		if err := json.Unmarshal([]byte(s), &l); err != nil {
 			t.Fatalf("%s: %v", s, err)
@@ -167,6 +167,8 @@ func TestDockerfile(t *testing.T) {
 					got.Labels[rest] = f
 				}
 			}
+		case "ENV":
+			got.Env = append(got.Env, rest)
 		case "ENTRYPOINT":
 			got.Entrypoint = list(rest)
 		case "CMD":

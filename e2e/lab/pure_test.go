@@ -157,3 +157,14 @@ func TestEventually(t *testing.T) {
 		}
 	})
 }
+
+func TestDeployedByAnother(t *testing.T) {
+	topo, err := clab.Parse("two", []byte("name: two\ntopology:\n  defaults: {kind: linux, image: i, network-mode: none}\n  nodes: {n1: {}, n2: {}}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = Deploy(t.Context(), topo, ".", Options{Deployed: true, Adopted: map[string]int{"n1": os.Getpid()}})
+	if want := "node n2: deployed by somebody else, but no process of it is given"; err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
+	}
+}
