@@ -5,7 +5,6 @@ package container
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -88,7 +87,9 @@ func (w *story) deployed(name string) *containerlab {
 		for _, n := range topo.Nodes {
 			c.said(context.Background(), c.container(n.Name))
 		}
-		c.containerlab(context.Background(), "destroy", "--cleanup")
+		if err := c.containerlab(context.Background(), "destroy", "--cleanup"); err != nil {
+			c.Log(err)
+		}
 	})
 	c.must(c.containerlab(c.within(10*time.Minute), "deploy"))
 
@@ -170,14 +171,28 @@ func (c *containerlab) evpn() {
 	c.drop(c.one, "10.0.0.11", "10.0.0.21", "parent: eth1", "parent: eth2")
 	c.settled(c.one, vnis, "10.0.0.21")
 
-	c.note("== a mistake")
-	c.drop(c.one, "version: 1", "version: one")
-	_, err = c.one.Settle(c.within(time.Minute), "says what is wrong", func(n status.Snapshot) error {
-		if n.Condition != status.Invalid || !strings.Contains(strings.Join(n.Messages, "\n"), "vtepd.yaml:1:10: version: ") {
-			return errors.New("not so")
-		}
-		return fabric.Has(n, "10.0.0.21", vnis)
-	})
+	c.note("== what can't be done")
+	_, err = c.one.Leaf.Exec(ctx, "ip", "addr", "add", "10.0.0.23/32", "dev", "lo")
+	c.must(err)
+	for _, tt := range []struct {
+		from, to  string
+		condition status.Condition
+		says      string
+	}{
+		{"version: 1", "version: one", status.Invalid, "vtepd.yaml:1:10: version: "},
+		{"parent: eth1", "parent: eth9", status.Refused, "no link eth9"},
+		{"10.0.0.11", "10.0.0.23", status.Refused, "10.0.0.23 is on lo already"},
+	} {
+		c.drop(c.one, tt.from, tt.to)
+		_, err = c.one.Settle(c.within(time.Minute), tt.to, func(n status.Snapshot) error {
+			if n.Condition != tt.condition || !strings.Contains(strings.Join(n.Messages, "\n"), tt.says) {
+				return fmt.Errorf("not %s for %q", tt.condition, tt.says)
+			}
+			return fabric.Has(n, "10.0.0.21", vnis)
+		})
+		c.must(err)
+	}
+	_, err = c.one.Leaf.Exec(ctx, "ip", "addr", "del", "10.0.0.23/32", "dev", "lo")
 	c.must(err)
 
 	c.note("== vtepd is killed in the middle of a change, and started")

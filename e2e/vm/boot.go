@@ -314,8 +314,8 @@ func (g *Guest) shares() ([]string, error) {
 
 func (g *Guest) qemuArgs() []string {
 	const memory = "3G"
-	// One processor under TCG: QEMU before 8.1 translates code that another
-	// processor is just changing and keeps the stale translation, so that a kernel
+	// One processor under TCG: QEMU 7.2 can translate code that another
+	// processor is just changing and keep the stale translation, so that a kernel
 	// that patches itself (Linux's static keys, which a first container flips) meets
 	// a breakpoint of its own that is long gone, and panics.
 	accel := []string{"-accel", "tcg,tb-size=512", "-smp", "1"}
