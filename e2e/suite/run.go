@@ -130,12 +130,24 @@ func (s *suite) lint() error {
 		{"go", "run", gofumpt, "-l", "."},
 		{"go", "run", staticcheck, all, "./..."},
 	} {
-		s.say("== %s", strings.Join(args, " "))
-		out, err := exec.CommandContext(s.ctx, args[0], args[1:]...).CombinedOutput()
-		if err != nil || len(out) > 0 {
-			s.say("%s\nlint: %s: %s", out, strings.Join(args, " "), cmp.Or(errText(err), "not clean"))
-			return errFailed
+		if err := s.clean(args...); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+// clean runs a linter, which finds something where it fails or prints to its standard output. Standard error may hold no more than
+// what go downloads for it.
+func (s *suite) clean(args ...string) error {
+	s.say("== %s", strings.Join(args, " "))
+	var stdout, stderr strings.Builder
+	cmd := exec.CommandContext(s.ctx, args[0], args[1:]...)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	if err != nil || stdout.Len() > 0 {
+		s.say("%s%s\nlint: %s: %s", stdout.String(), stderr.String(), strings.Join(args, " "), cmp.Or(errText(err), "not clean"))
+		return errFailed
 	}
 	return nil
 }

@@ -285,6 +285,23 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
+// A first run on a clean machine downloads what a linter needs, and says so.
+func TestClean(t *testing.T) {
+	for _, c := range []struct {
+		script string
+		ok     bool
+	}{{"true", true}, {"echo 'go: downloading m v1' >&2", true}, {"echo file.go", false}, {"echo 'file.go:1: bad' >&2; exit 1", false}} {
+		var out strings.Builder
+		s := &suite{ctx: t.Context(), out: &out}
+		if err := s.clean("sh", "-c", c.script); (err == nil) != c.ok {
+			t.Errorf("%s: %v, printed %s", c.script, err, &out)
+		}
+		if strings.Contains(c.script, "file.go") && !strings.Contains(out.String(), "file.go") {
+			t.Errorf("%s: what was found isn't in %s", c.script, &out)
+		}
+	}
+}
+
 func TestFaultsAreAddedUp(t *testing.T) {
 	tl := newTally()
 	for _, line := range []string{
