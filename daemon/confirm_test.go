@@ -208,7 +208,7 @@ func TestRollbackWhileWaiting(t *testing.T) {
 		facts, says := r.unconfirmed()
 		srcs := []config.Source{{File: "other.yaml", Data: []byte(firstVNI)}}
 		for what, err := range map[string]error{
-			"apply": r.d.Apply(t.Context(), srcs, 0), "to": r.d.Rollback(t.Context(), 1),
+			"apply": r.d.Apply(t.Context(), srcs, 0), "to": r.d.Rollback(t.Context(), new(uint64(1))),
 		} {
 			if !errors.Is(err, ErrBusy) {
 				t.Errorf("%s: %v", what, err)
@@ -216,7 +216,7 @@ func TestRollbackWhileWaiting(t *testing.T) {
 		}
 		r.is(status.Unconfirmed, says)
 		began := time.Now()
-		if err := r.d.Rollback(t.Context(), 0); err != nil {
+		if err := r.d.Rollback(t.Context(), nil); err != nil {
 			t.Fatal(err)
 		}
 		r.after(0)
@@ -502,17 +502,17 @@ func TestNothingToTell(t *testing.T) {
 		before := r.writes()
 		for what, c := range map[string]struct{ err, want error }{
 			"confirm": {r.d.Confirm(t.Context()), ErrNothingToConfirm},
-			"back":    {r.d.Rollback(t.Context(), 0), history.ErrNone},
-			"to":      {r.d.Rollback(t.Context(), 7), history.ErrNone},
+			"back":    {r.d.Rollback(t.Context(), nil), history.ErrNone},
+			"to":      {r.d.Rollback(t.Context(), new(uint64(7))), history.ErrNone},
 		} {
 			if !errors.Is(c.err, c.want) {
 				t.Errorf("%s: %v, want %v", what, c.err, c.want)
 			}
 		}
-		if err := r.d.Rollback(t.Context(), 0); err == nil || err.Error() != "nothing to go back to: no such config is kept" {
+		if err := r.d.Rollback(t.Context(), nil); err == nil || err.Error() != "nothing to go back to: no such config is kept" {
 			t.Error(err)
 		}
-		if err := r.d.Rollback(t.Context(), 7); err == nil || err.Error() != "generation 7: no such config is kept; there are those of [1]" {
+		if err := r.d.Rollback(t.Context(), new(uint64(7))); err == nil || err.Error() != "generation 7: no such config is kept; there are those of [1]" {
 			t.Error(err)
 		}
 		err := r.d.Apply(t.Context(), []config.Source{{File: "x.yaml", Data: []byte(firstVNI + "vniss: {}\n")}}, 0)
@@ -538,7 +538,7 @@ func TestBack(t *testing.T) {
 		r.after(2 * time.Second)
 		r.is(status.Idle)
 		r.kept(0, 1, 2)
-		if err := r.d.Rollback(t.Context(), 0); err != nil { // the one before
+		if err := r.d.Rollback(t.Context(), nil); err != nil { // the one before
 			t.Fatal(err)
 		}
 		r.after(2 * time.Second)
@@ -555,7 +555,7 @@ func TestBack(t *testing.T) {
 		if r.writes() != before {
 			t.Errorf("something was written:\n%s%s", before, r.writes())
 		}
-		if err := r.d.Rollback(t.Context(), 2); err != nil {
+		if err := r.d.Rollback(t.Context(), new(uint64(2))); err != nil {
 			t.Fatal(err)
 		}
 		r.after(2 * time.Second)
@@ -570,6 +570,41 @@ func TestBack(t *testing.T) {
 			t.Errorf("the VTEP is %s", r.vtep())
 		}
 	})
+}
+
+// TestBackToNothing: the first config had nothing in it, and is gone back to like any other, by its number or as the one before.
+func TestBackToNothing(t *testing.T) {
+	for name, to := range map[string]*uint64{"the one before": nil, "generation 0": new(uint64)} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T, r *running) {
+				facts := r.facts(t)
+				r.write(preamble)
+				r.start()
+				r.drop(firstVNI)
+				r.is(status.Idle)
+				r.kept(0, 1)
+				if err := r.d.Rollback(t.Context(), to); err != nil {
+					t.Fatal(err)
+				}
+				r.after(2 * time.Second) // the drain
+				const to0 = "rolled back to the config of generation 0; drop a file to go on"
+				r.is(status.Idle, to0)
+				r.same(facts)
+				r.kept(0, 1, 2)
+				// It is a config that is kept to, not the want of one.
+				r.kernel.Add(dataplane.Link{Name: "vxlan100", Kind: dataplane.VXLAN, Owner: "vni/100", Up: true, VNI: 100, Local: at1})
+				r.hint()
+				r.after(2 * time.Second)
+				r.is(status.Idle, to0)
+				r.same(facts)
+				r.drop(home)
+				r.is(status.Idle)
+				if r.vtep() != at1 {
+					t.Errorf("the VTEP is %s", r.vtep())
+				}
+			})
+		})
+	}
 }
 
 // TestApply: what is applied stands in for what is dropped, until something else is.
@@ -635,8 +670,8 @@ func TestBusy(t *testing.T) {
 		r.is(status.Running)
 		for what, c := range map[string]struct{ err, want error }{
 			"apply":   {r.d.Apply(t.Context(), []config.Source{{File: "x", Data: []byte(firstVNI)}}, 0), ErrBusy},
-			"back":    {r.d.Rollback(t.Context(), 0), ErrBusy},
-			"to":      {r.d.Rollback(t.Context(), 1), ErrBusy},
+			"back":    {r.d.Rollback(t.Context(), nil), ErrBusy},
+			"to":      {r.d.Rollback(t.Context(), new(uint64(1))), ErrBusy},
 			"confirm": {r.d.Confirm(t.Context()), ErrNothingToConfirm},
 		} {
 			if !errors.Is(c.err, c.want) {

@@ -32,13 +32,14 @@ func (d *Daemon) Confirm(ctx context.Context) error {
 }
 
 // Rollback undoes a change that waits to be confirmed, or goes to the config before the live one; with to, to the config of
-// that generation, one of those that are kept. Both are transactions like any other, and status says how they end.
-func (d *Daemon) Rollback(ctx context.Context, to uint64) error {
+// that generation, one of those that are kept: 0 is that of a first file with nothing in it. Both are transactions like any
+// other, and status says how they end.
+func (d *Daemon) Rollback(ctx context.Context, to *uint64) error {
 	decide := d.decide
-	if to != 0 {
+	if to != nil {
 		decide = nil
 	}
-	return d.order(ctx, order{back: to == 0, to: to}, decide)
+	return d.order(ctx, order{back: true, to: to}, decide)
 }
 
 // Apply carries out srcs in place of what was dropped, until something else is dropped; the change waits for confirm to be

@@ -81,8 +81,8 @@ func (d *Daemon) wanted() (wanted, error) {
 // order is what somebody tells the daemon to carry out in place of what was dropped.
 type order struct {
 	pin  history.Pin
-	back bool   // the config before the live one
-	to   uint64 // the config of that generation
+	back bool    // its config is an earlier one
+	to   *uint64 // that of this generation; nil: the one before the live one
 	done chan<- error
 }
 
@@ -94,25 +94,29 @@ func (d *Daemon) pin(o order) error {
 	}
 	p := o.pin
 	p.Over = w.dropped
-	switch {
-	case o.to != 0:
-		e, err := d.History.Get(o.to)
+	if o.back {
+		e, err := d.earlier(o.to)
 		if err != nil {
 			return err
 		}
-		p.Sources, p.Why = e.Sources, fmt.Sprintf("rolled back to the config of generation %d; drop a file to go on", o.to)
-	case o.back:
-		all, err := d.History.Generations()
-		if err != nil {
-			return err
-		}
-		if len(all) < 2 {
-			return fmt.Errorf("nothing to go back to: %w", history.ErrNone)
-		}
-		o.back, o.to = false, all[len(all)-2]
-		return d.pin(o)
+		p.Sources, p.Why = e.Sources, fmt.Sprintf("rolled back to the config of generation %d; drop a file to go on", e.Generation)
 	}
 	return d.History.SetPin(&p)
+}
+
+// earlier is the config of a generation, or for nil the one before the live one.
+func (d *Daemon) earlier(to *uint64) (history.Entry, error) {
+	if to != nil {
+		return d.History.Get(*to)
+	}
+	all, err := d.History.Generations()
+	if err != nil {
+		return history.Entry{}, err
+	}
+	if len(all) < 2 {
+		return history.Entry{}, fmt.Errorf("nothing to go back to: %w", history.ErrNone)
+	}
+	return d.History.Get(all[len(all)-2])
 }
 
 // reject pins the config that was verified last in place of the dropped one that wasn't confirmed.

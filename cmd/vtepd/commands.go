@@ -284,16 +284,20 @@ func confirmCommand(p *places) *cobra.Command {
 }
 
 func rollbackCommand(p *places) *cobra.Command {
-	var to uint64
+	var generation uint64
 	cmd := &cobra.Command{
 		Use:   "rollback",
 		Short: "undo the change that waits to be confirmed, or go back to an earlier config",
 		Args:  usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			var to *uint64
+			if cmd.Flags().Changed("to") {
+				to = &generation
+			}
 			return told(cmd, control.Rollback(cmd.Context(), p.socket, to))
 		},
 	}
-	cmd.Flags().Uint64Var(&to, "to", 0, "the generation to go back to, one of the last ten that were verified; 0: the one before the live one")
+	cmd.Flags().Uint64Var(&generation, "to", 0, "the generation to go back to, one of the last ten that were verified (default the one before the live one)")
 	return cmd
 }
 

@@ -127,6 +127,8 @@ func TestRun(t *testing.T) {
 	says(0, `(?m)^vtepd dev on r1: waiting since .*\nconfig +`+dir+`/config\nlive +generation 0, state -\nwhy +frr: bgpd: socket .*no such file`, "status")
 	says(0, `(?s)^\{.*"condition": "waiting".*"messages": \[.*\}\n$`, "status", "-o", "json")
 	says(1, `^vtepd: nothing waits to be confirmed\n$`, "confirm")
+	says(1, `^vtepd: nothing to go back to: no such config is kept\n$`, "rollback")
+	says(1, `^vtepd: generation 0: no such config is kept; there are those of \[\]\n$`, "rollback", "--to", "0")
 	const held = `{"version": 1, "name": "p@10.0.0.9", "pool": "p", "value": "10.0.0.9", "holders": [{"claim": "r1/endpoint/vtep0"}], "created": "2020-01-02T03:04:05Z"}`
 	if err := os.WriteFile(filepath.Join(dir, "state", "ledger", "p@10.0.0.9"), []byte(held), 0o600); err != nil {
 		t.Fatal(err)

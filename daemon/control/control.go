@@ -22,7 +22,7 @@ import (
 // Daemon is who is told.
 type Daemon interface {
 	Confirm(ctx context.Context) error
-	Rollback(ctx context.Context, to uint64) error
+	Rollback(ctx context.Context, to *uint64) error
 	Apply(ctx context.Context, srcs []config.Source, confirm time.Duration) error
 }
 
@@ -37,13 +37,14 @@ func Routes(d Daemon) func(*http.ServeMux) {
 			answer(w, d.Confirm(r.Context()))
 		})
 		mux.HandleFunc("POST /rollback", func(w http.ResponseWriter, r *http.Request) {
-			var to uint64
+			var to *uint64
 			if s := r.FormValue("to"); s != "" {
-				var err error
-				if to, err = strconv.ParseUint(s, 10, 64); err != nil || to == 0 {
+				g, err := strconv.ParseUint(s, 10, 64)
+				if err != nil {
 					http.Error(w, fmt.Sprintf("to=%q is no generation", s), http.StatusBadRequest)
 					return
 				}
+				to = &g
 			}
 			answer(w, d.Rollback(r.Context(), to))
 		})
@@ -80,11 +81,11 @@ func Confirm(ctx context.Context, socket string) error {
 	return post(ctx, socket, "/confirm", nil, nil)
 }
 
-// Rollback tells it to go back: to the config of a generation, or for 0 to where it came from.
-func Rollback(ctx context.Context, socket string, to uint64) error {
+// Rollback tells it to go back: to the config of a generation, or for nil to where it came from.
+func Rollback(ctx context.Context, socket string, to *uint64) error {
 	q := url.Values{}
-	if to != 0 {
-		q.Set("to", strconv.FormatUint(to, 10))
+	if to != nil {
+		q.Set("to", strconv.FormatUint(*to, 10))
 	}
 	return post(ctx, socket, "/rollback", q, nil)
 }

@@ -32,8 +32,13 @@ func (d *told) note(format string, args ...any) error {
 	return d.err
 }
 
-func (d *told) Confirm(context.Context) error               { return d.note("confirm") }
-func (d *told) Rollback(_ context.Context, to uint64) error { return d.note("rollback %d", to) }
+func (d *told) Confirm(context.Context) error { return d.note("confirm") }
+func (d *told) Rollback(_ context.Context, to *uint64) error {
+	if to == nil {
+		return d.note("rollback")
+	}
+	return d.note("rollback to %d", *to)
+}
 func (d *told) Apply(_ context.Context, srcs []config.Source, confirm time.Duration) error {
 	d.srcs = srcs
 	return d.note("apply %d files, confirm %s", len(srcs), confirm)
@@ -79,8 +84,9 @@ func TestCalls(t *testing.T) {
 			want string
 		}{
 			{func() error { return control.Confirm(ctx, socket) }, "confirm"},
-			{func() error { return control.Rollback(ctx, socket, 0) }, "rollback 0"},
-			{func() error { return control.Rollback(ctx, socket, 18446744073709551615) }, "rollback 18446744073709551615"},
+			{func() error { return control.Rollback(ctx, socket, nil) }, "rollback"},
+			{func() error { return control.Rollback(ctx, socket, new(uint64)) }, "rollback to 0"},
+			{func() error { return control.Rollback(ctx, socket, new(uint64(18446744073709551615))) }, "rollback to 18446744073709551615"},
 			{func() error { return control.Apply(ctx, socket, files, 0) }, "apply 2 files, confirm 0s"},
 			{func() error { return control.Apply(ctx, socket, files[:1], 90*time.Second) }, "apply 1 files, confirm 1m30s"},
 		} {
@@ -116,11 +122,11 @@ func TestRequests(t *testing.T) {
 		{method: "POST", path: "/confirm", code: 204, said: "confirm"},
 		{method: "POST", path: "/confirm", err: errors.New("no"), code: 409, words: "no\n", said: "confirm"},
 		{method: "GET", path: "/confirm", code: 405, words: "Method Not Allowed\n"},
-		{method: "POST", path: "/rollback", code: 204, said: "rollback 0"},
-		{method: "POST", path: "/rollback?to=", code: 204, said: "rollback 0"},
-		{method: "POST", path: "/rollback?to=7", code: 204, said: "rollback 7"},
-		{method: "POST", path: "/rollback?to=7", err: errors.New("gone"), code: 409, words: "gone\n", said: "rollback 7"},
-		{method: "POST", path: "/rollback?to=0", code: 400, words: "to=\"0\" is no generation\n"},
+		{method: "POST", path: "/rollback", code: 204, said: "rollback"},
+		{method: "POST", path: "/rollback?to=", code: 204, said: "rollback"},
+		{method: "POST", path: "/rollback?to=7", code: 204, said: "rollback to 7"},
+		{method: "POST", path: "/rollback?to=7", err: errors.New("gone"), code: 409, words: "gone\n", said: "rollback to 7"},
+		{method: "POST", path: "/rollback?to=0", code: 204, said: "rollback to 0"},
 		{method: "POST", path: "/rollback?to=-1", code: 400, words: "to=\"-1\" is no generation\n"},
 		{method: "POST", path: "/rollback?to=18446744073709551616", code: 400, words: "to=\"18446744073709551616\" is no generation\n"},
 		{method: "POST", path: "/rollback?to=%0Ax", code: 400, words: "to=\"\\nx\" is no generation\n"},
@@ -199,7 +205,7 @@ func TestNoAnswer(t *testing.T) {
 	} {
 		for what, err := range map[string]error{
 			"confirm":  control.Confirm(t.Context(), c.socket),
-			"rollback": control.Rollback(t.Context(), c.socket, 3),
+			"rollback": control.Rollback(t.Context(), c.socket, nil),
 			"apply":    control.Apply(t.Context(), c.socket, files, 0),
 		} {
 			if err == nil || !strings.HasPrefix(err.Error(), "no answer from vtepd at "+c.socket+": ") || !strings.HasSuffix(err.Error(), c.words) {
