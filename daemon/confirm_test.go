@@ -208,7 +208,7 @@ func TestRollbackWhileWaiting(t *testing.T) {
 		facts, says := r.unconfirmed()
 		srcs := []config.Source{{File: "other.yaml", Data: []byte(firstVNI)}}
 		for what, err := range map[string]error{
-			"apply": r.d.Apply(t.Context(), srcs, 0), "to": r.d.Rollback(t.Context(), new(uint64(1))),
+			"apply": r.d.Apply(t.Context(), srcs, 0, false), "to": r.d.Rollback(t.Context(), new(uint64(1)), false),
 		} {
 			if !errors.Is(err, ErrBusy) {
 				t.Errorf("%s: %v", what, err)
@@ -216,7 +216,7 @@ func TestRollbackWhileWaiting(t *testing.T) {
 		}
 		r.is(status.Unconfirmed, says)
 		began := time.Now()
-		if err := r.d.Rollback(t.Context(), nil); err != nil {
+		if err := r.d.Rollback(t.Context(), nil, false); err != nil {
 			t.Fatal(err)
 		}
 		r.after(0)
@@ -330,7 +330,7 @@ func TestKilledAndConfirmed(t *testing.T) {
 		_, says := r.killedWaiting()
 		r.start()
 		r.is(status.Unconfirmed, says)
-		if err := r.d.Apply(t.Context(), []config.Source{{File: "x", Data: []byte(firstVNI)}}, 0); !errors.Is(err, ErrBusy) {
+		if err := r.d.Apply(t.Context(), []config.Source{{File: "x", Data: []byte(firstVNI)}}, 0, false); !errors.Is(err, ErrBusy) {
 			t.Errorf("%v", err)
 		}
 		if err := r.d.Confirm(t.Context()); err != nil {
@@ -502,20 +502,20 @@ func TestNothingToTell(t *testing.T) {
 		before := r.writes()
 		for what, c := range map[string]struct{ err, want error }{
 			"confirm": {r.d.Confirm(t.Context()), ErrNothingToConfirm},
-			"back":    {r.d.Rollback(t.Context(), nil), history.ErrNone},
-			"to":      {r.d.Rollback(t.Context(), new(uint64(7))), history.ErrNone},
+			"back":    {r.d.Rollback(t.Context(), nil, false), history.ErrNone},
+			"to":      {r.d.Rollback(t.Context(), new(uint64(7)), false), history.ErrNone},
 		} {
 			if !errors.Is(c.err, c.want) {
 				t.Errorf("%s: %v, want %v", what, c.err, c.want)
 			}
 		}
-		if err := r.d.Rollback(t.Context(), nil); err == nil || err.Error() != "nothing to go back to: no such config is kept" {
+		if err := r.d.Rollback(t.Context(), nil, false); err == nil || err.Error() != "nothing to go back to: no such config is kept" {
 			t.Error(err)
 		}
-		if err := r.d.Rollback(t.Context(), new(uint64(7))); err == nil || err.Error() != "generation 7: no such config is kept; there are those of [1]" {
+		if err := r.d.Rollback(t.Context(), new(uint64(7)), false); err == nil || err.Error() != "generation 7: no such config is kept; there are those of [1]" {
 			t.Error(err)
 		}
-		err := r.d.Apply(t.Context(), []config.Source{{File: "x.yaml", Data: []byte(firstVNI + "vniss: {}\n")}}, 0)
+		err := r.d.Apply(t.Context(), []config.Source{{File: "x.yaml", Data: []byte(firstVNI + "vniss: {}\n")}}, 0, false)
 		if err == nil || err.Error() != "x.yaml:6:1: vniss: is not a known key; did you mean vnis?" {
 			t.Error(err)
 		}
@@ -538,7 +538,7 @@ func TestBack(t *testing.T) {
 		r.after(2 * time.Second)
 		r.is(status.Idle)
 		r.kept(0, 1, 2)
-		if err := r.d.Rollback(t.Context(), nil); err != nil { // the one before
+		if err := r.d.Rollback(t.Context(), nil, false); err != nil { // the one before
 			t.Fatal(err)
 		}
 		r.after(2 * time.Second)
@@ -555,7 +555,7 @@ func TestBack(t *testing.T) {
 		if r.writes() != before {
 			t.Errorf("something was written:\n%s%s", before, r.writes())
 		}
-		if err := r.d.Rollback(t.Context(), new(uint64(2))); err != nil {
+		if err := r.d.Rollback(t.Context(), new(uint64(2)), false); err != nil {
 			t.Fatal(err)
 		}
 		r.after(2 * time.Second)
@@ -583,7 +583,7 @@ func TestBackToNothing(t *testing.T) {
 				r.drop(firstVNI)
 				r.is(status.Idle)
 				r.kept(0, 1)
-				if err := r.d.Rollback(t.Context(), to); err != nil {
+				if err := r.d.Rollback(t.Context(), to, false); err != nil {
 					t.Fatal(err)
 				}
 				r.after(2 * time.Second) // the drain
@@ -607,6 +607,76 @@ func TestBackToNothing(t *testing.T) {
 	}
 }
 
+// anotherPort is what can't be done hitless, firstVNI and moved once more.
+func anotherPort(text string) string {
+	return strings.Replace(text, "{endpoint: vtep0}", "{endpoint: vtep0, port: 8472}", 1)
+}
+
+func (r *running) port() uint16 {
+	l, _ := dataplane.Find(r.kernel.Links(), "vxlan100")
+	return l.Port
+}
+
+// TestBackAnyway: the way back over a change that was allowed isn't hitless either. The config that is gone back to says nothing of
+// that, so who goes back must.
+func TestBackAnyway(t *testing.T) {
+	in(t, func(t *testing.T, r *running) {
+		r.write(firstVNI)
+		r.start()
+		r.drop(anotherPort(firstVNI) + "transaction: {allowDisruptive: true}\n")
+		r.is(status.Idle)
+		facts := r.facts(t)
+		if err := r.d.Rollback(t.Context(), nil, false); err != nil {
+			t.Fatal(err)
+		}
+		r.after(0)
+		s, _ := r.board.Get()
+		if s.Condition != status.Refused || len(s.Messages) != 2 || !strings.Contains(s.Messages[1], "not hitless: vxlan100: the port can't change from 8472 to 4789 in place") ||
+			!strings.HasSuffix(s.Messages[1], "; set it to true to allow that, or give --allow-disruptive to `vtepd apply` or `vtepd rollback`") {
+			t.Fatalf("%s: %q", s.Condition, s.Messages)
+		}
+		r.same(facts)
+		if err := r.d.Rollback(t.Context(), nil, true); err != nil {
+			t.Fatal(err)
+		}
+		r.after(0)
+		r.is(status.Idle, "rolled back to the config of generation 1; drop a file to go on")
+		if r.port() != 4789 {
+			t.Errorf("port %d", r.port())
+		}
+		// What is dropped next is asked again.
+		r.drop(anotherPort(firstVNI))
+		if s, _ := r.board.Get(); s.Condition != status.Refused || r.port() != 4789 {
+			t.Errorf("%s, port %d", s.Condition, r.port())
+		}
+	})
+}
+
+// TestApplyAnyway: the word that it may be disruptive outlives the daemon that was told it.
+func TestApplyAnyway(t *testing.T) {
+	in(t, func(t *testing.T, r *running) {
+		r.write(firstVNI)
+		r.start()
+		facts := r.facts(t)
+		r.frr.SetSent(func(p netip.Prefix, _ string) bool { return p.Addr() != at2 })
+		srcs := []config.Source{{File: "/root/try.yaml", Data: []byte(anotherPort(moved))}}
+		if err := r.d.Apply(t.Context(), srcs, 0, true); err != nil {
+			t.Fatal(err)
+		}
+		r.after(0)
+		r.is(status.Running)
+		r.halt()
+		r.same(facts)
+		r.frr.SetSent(nil)
+		r.start()
+		r.after(2 * time.Second)
+		r.is(status.Idle, "applied from /root/try.yaml; drop a file to go on")
+		if r.vtep() != at2 || r.port() != 8472 {
+			t.Errorf("the VTEP is %s, the port %d", r.vtep(), r.port())
+		}
+	})
+}
+
 // TestApply: what is applied stands in for what is dropped, until something else is.
 func TestApply(t *testing.T) {
 	in(t, func(t *testing.T, r *running) {
@@ -615,7 +685,7 @@ func TestApply(t *testing.T) {
 		facts := r.facts(t)
 		srcs := []config.Source{{File: "/root/try.yaml", Data: []byte(moved)}}
 		says := inAMinute()
-		if err := r.d.Apply(t.Context(), srcs, time.Minute); err != nil {
+		if err := r.d.Apply(t.Context(), srcs, time.Minute, false); err != nil {
 			t.Fatal(err)
 		}
 		r.after(0)
@@ -627,7 +697,7 @@ func TestApply(t *testing.T) {
 		r.is(status.Idle, undone(notInTime))
 		r.same(facts)
 
-		if err := r.d.Apply(t.Context(), srcs, 0); err != nil {
+		if err := r.d.Apply(t.Context(), srcs, 0, false); err != nil {
 			t.Fatal(err)
 		}
 		r.after(2 * time.Second)
@@ -652,7 +722,7 @@ func TestApply(t *testing.T) {
 		// What the file itself says about confirmation holds where nothing else is said.
 		srcs[0].Data = []byte(movedConfirm)
 		says = inAMinute()
-		if err := r.d.Apply(t.Context(), srcs, 0); err != nil {
+		if err := r.d.Apply(t.Context(), srcs, 0, false); err != nil {
 			t.Fatal(err)
 		}
 		r.after(0)
@@ -669,9 +739,9 @@ func TestBusy(t *testing.T) {
 		r.drop(moved)
 		r.is(status.Running)
 		for what, c := range map[string]struct{ err, want error }{
-			"apply":   {r.d.Apply(t.Context(), []config.Source{{File: "x", Data: []byte(firstVNI)}}, 0), ErrBusy},
-			"back":    {r.d.Rollback(t.Context(), nil), ErrBusy},
-			"to":      {r.d.Rollback(t.Context(), new(uint64(1))), ErrBusy},
+			"apply":   {r.d.Apply(t.Context(), []config.Source{{File: "x", Data: []byte(firstVNI)}}, 0, false), ErrBusy},
+			"back":    {r.d.Rollback(t.Context(), nil, false), ErrBusy},
+			"to":      {r.d.Rollback(t.Context(), new(uint64(1)), false), ErrBusy},
 			"confirm": {r.d.Confirm(t.Context()), ErrNothingToConfirm},
 		} {
 			if !errors.Is(c.err, c.want) {

@@ -354,7 +354,7 @@ func TestDisruptive(t *testing.T) {
 		port := strings.Replace(firstVNI, "{endpoint: vtep0}", "{endpoint: vtep0, port: 8472}", 1)
 		r.drop(port)
 		r.is(status.Refused, "FILE:1:1: transaction.allowDisruptive: not hitless: vxlan100: the port can't change from 4789 to 8472 in place: "+
-			"VNI 100 is deleted and made again, and its traffic stops until BGP has taught it the remote addresses again; set it to true to allow that")
+			"VNI 100 is deleted and made again, and its traffic stops until BGP has taught it the remote addresses again; set it to true to allow that, or give --allow-disruptive to `vtepd apply` or `vtepd rollback`")
 		if got := r.facts(t); got != facts {
 			t.Errorf("got\n%swant\n%s", got, facts)
 		}

@@ -105,7 +105,7 @@ func (ls loopbacks) routerID(b *state.State, a state.State, f frr.Observation, c
 		b.RouterID = a.RouterID
 		l.reason = "RouterIDInUse"
 		l.why = append(l.why, cfg.Problem("loopbacks."+l.Name+".role", fmt.Sprintf(
-			"FRR's sessions run with the router id %s, and would restart with %s; set transaction.allowDisruptive to true to change it", f.Instance.RouterID, want)).Error())
+			"FRR's sessions run with the router id %s, and would restart with %s; set transaction.allowDisruptive to true to change it, or give --allow-disruptive to `vtepd apply` or `vtepd rollback`", f.Instance.RouterID, want)).Error())
 	}
 }
 

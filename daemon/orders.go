@@ -33,18 +33,19 @@ func (d *Daemon) Confirm(ctx context.Context) error {
 
 // Rollback undoes a change that waits to be confirmed, or goes to the config before the live one; with to, to the config of
 // that generation, one of those that are kept: 0 is that of a first file with nothing in it. Both are transactions like any
-// other, and status says how they end.
-func (d *Daemon) Rollback(ctx context.Context, to *uint64) error {
+// other, and status says how they end. With allowDisruptive the config is gone to even where that isn't hitless: it is kept as
+// it was dropped, and nobody can write that into it any more.
+func (d *Daemon) Rollback(ctx context.Context, to *uint64, allowDisruptive bool) error {
 	decide := d.decide
 	if to != nil {
 		decide = nil
 	}
-	return d.order(ctx, order{back: true, to: to}, decide)
+	return d.order(ctx, order{pin: history.Pin{AllowDisruptive: allowDisruptive}, back: true, to: to}, decide)
 }
 
 // Apply carries out srcs in place of what was dropped, until something else is dropped; the change waits for confirm to be
-// confirmed, or for what srcs say themselves when confirm is 0.
-func (d *Daemon) Apply(ctx context.Context, srcs []config.Source, confirm time.Duration) error {
+// confirmed, or for what srcs say themselves when confirm is 0. With allowDisruptive it is made even where it isn't hitless.
+func (d *Daemon) Apply(ctx context.Context, srcs []config.Source, confirm time.Duration, allowDisruptive bool) error {
 	cfg, err := config.ParseAll(srcs)
 	if err != nil {
 		return err
@@ -53,7 +54,7 @@ func (d *Daemon) Apply(ctx context.Context, srcs []config.Source, confirm time.D
 		confirm = cfg.Transaction.Confirm
 	}
 	return d.order(ctx, order{pin: history.Pin{
-		Sources: srcs, Confirm: confirm, Why: fmt.Sprintf("applied from %s; drop a file to go on", srcs[0].File),
+		Sources: srcs, Confirm: confirm, AllowDisruptive: allowDisruptive, Why: fmt.Sprintf("applied from %s; drop a file to go on", srcs[0].File),
 	}}, nil)
 }
 

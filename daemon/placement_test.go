@@ -377,7 +377,7 @@ func TestRouterID(t *testing.T) {
 			w := newWorld(memoryDir(t))
 			w.reach(t, text)
 			lo := w.prepared(t, text).Loopbacks
-			want := "f:8:15: loopbacks.lo0.role: FRR's sessions run with the router id 10.0.0.1, and would restart with 10.252.0.0; set transaction.allowDisruptive to true to change it"
+			want := "f:8:15: loopbacks.lo0.role: FRR's sessions run with the router id 10.0.0.1, and would restart with 10.252.0.0; set transaction.allowDisruptive to true to change it, or give --allow-disruptive to `vtepd apply` or `vtepd rollback`"
 			if lo[0].Ready || lo[0].Reason != "RouterIDInUse" || lo[0].Message != want || !lo[1].Ready {
 				t.Errorf("%+v", lo)
 			}

@@ -143,7 +143,7 @@ func Prepare(ctx context.Context, p Ports, cfg *config.Config, confirm time.Dura
 	}
 	if len(out.Plan.Disruptions) > 0 && !cfg.Transaction.AllowDisruptive {
 		for _, d := range out.Plan.Disruptions {
-			out.Refusals = append(out.Refusals, cfg.Problem("transaction.allowDisruptive", "not hitless: "+d.String()+"; set it to true to allow that"))
+			out.Refusals = append(out.Refusals, cfg.Problem("transaction.allowDisruptive", "not hitless: "+d.String()+"; set it to true to allow that, or give --allow-disruptive to `vtepd apply` or `vtepd rollback`"))
 		}
 	}
 	return out, nil

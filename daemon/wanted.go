@@ -55,6 +55,9 @@ func (d *Daemon) wanted() (wanted, error) {
 			return w, nil
 		}
 		w.cfg, err = config.ParseAll(pin.Sources)
+		if err == nil && pin.AllowDisruptive {
+			w.cfg.Transaction.AllowDisruptive = true
+		}
 		return w, err
 	}
 	if readErr == nil {

@@ -256,6 +256,7 @@ func statusCommand(p *places) *cobra.Command {
 
 func applyCommand(p *places) *cobra.Command {
 	var confirm time.Duration
+	var allow bool
 	cmd := &cobra.Command{
 		Use:   "apply FILE",
 		Short: "carry out a config in place of the dropped one, until something else is dropped",
@@ -265,10 +266,11 @@ func applyCommand(p *places) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return told(cmd, control.Apply(cmd.Context(), p.socket, srcs, confirm))
+			return told(cmd, control.Apply(cmd.Context(), p.socket, srcs, confirm, allow))
 		},
 	}
 	cmd.Flags().DurationVar(&confirm, "confirm", 0, "undo the change unless 'vtepd confirm' says within this time that it is good; 0: as the file says")
+	allowDisruptive(cmd, &allow)
 	return cmd
 }
 
@@ -285,6 +287,7 @@ func confirmCommand(p *places) *cobra.Command {
 
 func rollbackCommand(p *places) *cobra.Command {
 	var generation uint64
+	var allow bool
 	cmd := &cobra.Command{
 		Use:   "rollback",
 		Short: "undo the change that waits to be confirmed, or go back to an earlier config",
@@ -294,11 +297,17 @@ func rollbackCommand(p *places) *cobra.Command {
 			if cmd.Flags().Changed("to") {
 				to = &generation
 			}
-			return told(cmd, control.Rollback(cmd.Context(), p.socket, to))
+			return told(cmd, control.Rollback(cmd.Context(), p.socket, to, allow))
 		},
 	}
 	cmd.Flags().Uint64Var(&generation, "to", 0, "the generation to go back to, one of the last ten that were verified (default the one before the live one)")
+	allowDisruptive(cmd, &allow)
 	return cmd
+}
+
+// allowDisruptive is the flag of what brings a config in.
+func allowDisruptive(cmd *cobra.Command, allow *bool) {
+	cmd.Flags().BoolVar(allow, "allow-disruptive", false, "carry it out even where it can't be done without losing packets, as transaction.allowDisruptive in a file does; 'vtepd status' and 'vtepd plan' say what is interrupted")
 }
 
 // told says what to look at once the daemon has been told something.

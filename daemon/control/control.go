@@ -22,15 +22,15 @@ import (
 // Daemon is who is told.
 type Daemon interface {
 	Confirm(ctx context.Context) error
-	Rollback(ctx context.Context, to *uint64) error
-	Apply(ctx context.Context, srcs []config.Source, confirm time.Duration) error
+	Rollback(ctx context.Context, to *uint64, allowDisruptive bool) error
+	Apply(ctx context.Context, srcs []config.Source, confirm time.Duration, allowDisruptive bool) error
 }
 
 // maxBody bounds what Apply takes.
 const maxBody = 64 << 20
 
-// Routes are POST /confirm, /rollback?to=GENERATION and /apply?confirm=DURATION with the files as JSON. What d refuses is
-// answered with 409 and its words, what makes no sense with 400.
+// Routes are POST /confirm, /rollback?to=GENERATION and /apply?confirm=DURATION with the files as JSON; the latter two take
+// allow-disruptive=BOOL too. What d refuses is answered with 409 and its words, what makes no sense with 400.
 func Routes(d Daemon) func(*http.ServeMux) {
 	return func(mux *http.ServeMux) {
 		mux.HandleFunc("POST /confirm", func(w http.ResponseWriter, r *http.Request) {
@@ -46,12 +46,18 @@ func Routes(d Daemon) func(*http.ServeMux) {
 				}
 				to = &g
 			}
-			answer(w, d.Rollback(r.Context(), to))
+			if allow, ok := allowed(w, r); ok {
+				answer(w, d.Rollback(r.Context(), to, allow))
+			}
 		})
 		mux.HandleFunc("POST /apply", func(w http.ResponseWriter, r *http.Request) {
 			confirm, err := time.ParseDuration(r.URL.Query().Get("confirm"))
 			if err != nil || confirm < 0 {
 				http.Error(w, "confirm must be a duration, such as 60s", http.StatusBadRequest)
+				return
+			}
+			allow, ok := allowed(w, r)
+			if !ok {
 				return
 			}
 			var srcs []config.Source
@@ -63,9 +69,24 @@ func Routes(d Daemon) func(*http.ServeMux) {
 				http.Error(w, fmt.Sprintf("no config files in the request: %v", err), http.StatusBadRequest)
 				return
 			}
-			answer(w, d.Apply(r.Context(), srcs, confirm))
+			answer(w, d.Apply(r.Context(), srcs, confirm, allow))
 		})
 	}
+}
+
+const allowKey = "allow-disruptive"
+
+// allowed is whether a request allows what isn't hitless; one that makes no sense has its answer then.
+func allowed(w http.ResponseWriter, r *http.Request) (allow, ok bool) {
+	s := r.URL.Query().Get(allowKey)
+	if s == "" {
+		return false, true
+	}
+	allow, err := strconv.ParseBool(s)
+	if err != nil {
+		http.Error(w, allowKey+" must be true or false", http.StatusBadRequest)
+	}
+	return allow, err == nil
 }
 
 func answer(w http.ResponseWriter, err error) {
@@ -81,18 +102,19 @@ func Confirm(ctx context.Context, socket string) error {
 	return post(ctx, socket, "/confirm", nil, nil)
 }
 
-// Rollback tells it to go back: to the config of a generation, or for nil to where it came from.
-func Rollback(ctx context.Context, socket string, to *uint64) error {
-	q := url.Values{}
+// Rollback tells it to go back: to the config of a generation, or for nil to where it came from; with allowDisruptive even
+// where that isn't hitless.
+func Rollback(ctx context.Context, socket string, to *uint64, allowDisruptive bool) error {
+	q := url.Values{allowKey: {strconv.FormatBool(allowDisruptive)}}
 	if to != nil {
 		q.Set("to", strconv.FormatUint(*to, 10))
 	}
 	return post(ctx, socket, "/rollback", q, nil)
 }
 
-// Apply gives it files to carry out in place of what was dropped.
-func Apply(ctx context.Context, socket string, srcs []config.Source, confirm time.Duration) error {
-	return post(ctx, socket, "/apply", url.Values{"confirm": {confirm.String()}}, srcs)
+// Apply gives it files to carry out in place of what was dropped; with allowDisruptive even where that isn't hitless.
+func Apply(ctx context.Context, socket string, srcs []config.Source, confirm time.Duration, allowDisruptive bool) error {
+	return post(ctx, socket, "/apply", url.Values{"confirm": {confirm.String()}, allowKey: {strconv.FormatBool(allowDisruptive)}}, srcs)
 }
 
 func post(ctx context.Context, socket, path string, q url.Values, body any) error {

@@ -33,15 +33,24 @@ func (d *told) note(format string, args ...any) error {
 }
 
 func (d *told) Confirm(context.Context) error { return d.note("confirm") }
-func (d *told) Rollback(_ context.Context, to *uint64) error {
+
+func (d *told) Rollback(_ context.Context, to *uint64, allow bool) error {
 	if to == nil {
-		return d.note("rollback")
+		return d.note("rollback%s", anyway(allow))
 	}
-	return d.note("rollback to %d", *to)
+	return d.note("rollback to %d%s", *to, anyway(allow))
 }
-func (d *told) Apply(_ context.Context, srcs []config.Source, confirm time.Duration) error {
+
+func (d *told) Apply(_ context.Context, srcs []config.Source, confirm time.Duration, allow bool) error {
 	d.srcs = srcs
-	return d.note("apply %d files, confirm %s", len(srcs), confirm)
+	return d.note("apply %d files, confirm %s%s", len(srcs), confirm, anyway(allow))
+}
+
+func anyway(allow bool) string {
+	if allow {
+		return " anyway"
+	}
+	return ""
 }
 
 // serve puts d behind a real socket.
@@ -84,11 +93,11 @@ func TestCalls(t *testing.T) {
 			want string
 		}{
 			{func() error { return control.Confirm(ctx, socket) }, "confirm"},
-			{func() error { return control.Rollback(ctx, socket, nil) }, "rollback"},
-			{func() error { return control.Rollback(ctx, socket, new(uint64)) }, "rollback to 0"},
-			{func() error { return control.Rollback(ctx, socket, new(uint64(18446744073709551615))) }, "rollback to 18446744073709551615"},
-			{func() error { return control.Apply(ctx, socket, files, 0) }, "apply 2 files, confirm 0s"},
-			{func() error { return control.Apply(ctx, socket, files[:1], 90*time.Second) }, "apply 1 files, confirm 1m30s"},
+			{func() error { return control.Rollback(ctx, socket, nil, false) }, "rollback"},
+			{func() error { return control.Rollback(ctx, socket, new(uint64), true) }, "rollback to 0 anyway"},
+			{func() error { return control.Rollback(ctx, socket, new(uint64(18446744073709551615)), false) }, "rollback to 18446744073709551615"},
+			{func() error { return control.Apply(ctx, socket, files, 0, false) }, "apply 2 files, confirm 0s"},
+			{func() error { return control.Apply(ctx, socket, files[:1], 90*time.Second, true) }, "apply 1 files, confirm 1m30s anyway"},
 		} {
 			d.said = nil
 			err := c.call()
@@ -102,7 +111,7 @@ func TestCalls(t *testing.T) {
 		if diff := cmp.Diff(files[:1], d.srcs); diff != "" {
 			t.Errorf("-want +got:\n%s", diff)
 		}
-		if err := control.Apply(ctx, socket, files, 0); cmp.Diff(files, d.srcs) != "" {
+		if err := control.Apply(ctx, socket, files, 0, false); cmp.Diff(files, d.srcs) != "" {
 			t.Errorf("%v: %s", err, cmp.Diff(files, d.srcs))
 		}
 	}
@@ -127,12 +136,17 @@ func TestRequests(t *testing.T) {
 		{method: "POST", path: "/rollback?to=7", code: 204, said: "rollback to 7"},
 		{method: "POST", path: "/rollback?to=7", err: errors.New("gone"), code: 409, words: "gone\n", said: "rollback to 7"},
 		{method: "POST", path: "/rollback?to=0", code: 204, said: "rollback to 0"},
+		{method: "POST", path: "/rollback?to=7&allow-disruptive=true", code: 204, said: "rollback to 7 anyway"},
+		{method: "POST", path: "/rollback?allow-disruptive=", code: 204, said: "rollback"},
+		{method: "POST", path: "/rollback?allow-disruptive=maybe", code: 400, words: "allow-disruptive must be true or false\n"},
 		{method: "POST", path: "/rollback?to=-1", code: 400, words: "to=\"-1\" is no generation\n"},
 		{method: "POST", path: "/rollback?to=18446744073709551616", code: 400, words: "to=\"18446744073709551616\" is no generation\n"},
 		{method: "POST", path: "/rollback?to=%0Ax", code: 400, words: "to=\"\\nx\" is no generation\n"},
 		{method: "GET", path: "/rollback", code: 405, words: "Method Not Allowed\n"},
 		{method: "POST", path: "/apply?confirm=60s", body: strings.NewReader(one), code: 204, said: "apply 1 files, confirm 1m0s"},
 		{method: "POST", path: "/apply?confirm=0s", body: strings.NewReader(one), err: errors.New("busy"), code: 409, words: "busy\n", said: "apply 1 files, confirm 0s"},
+		{method: "POST", path: "/apply?confirm=0s&allow-disruptive=true", body: strings.NewReader(one), code: 204, said: "apply 1 files, confirm 0s anyway"},
+		{method: "POST", path: "/apply?confirm=0s&allow-disruptive=maybe", body: strings.NewReader(one), code: 400, words: "allow-disruptive must be true or false\n"},
 		{method: "POST", path: "/apply", body: strings.NewReader(one), code: 400, words: "confirm must be a duration, such as 60s\n"},
 		{method: "POST", path: "/apply?confirm=60", body: strings.NewReader(one), code: 400, words: "confirm must be a duration, such as 60s\n"},
 		{method: "POST", path: "/apply?confirm=-1s", body: strings.NewReader(one), code: 400, words: "confirm must be a duration, such as 60s\n"},
@@ -205,8 +219,8 @@ func TestNoAnswer(t *testing.T) {
 	} {
 		for what, err := range map[string]error{
 			"confirm":  control.Confirm(t.Context(), c.socket),
-			"rollback": control.Rollback(t.Context(), c.socket, nil),
-			"apply":    control.Apply(t.Context(), c.socket, files, 0),
+			"rollback": control.Rollback(t.Context(), c.socket, nil, false),
+			"apply":    control.Apply(t.Context(), c.socket, files, 0, false),
 		} {
 			if err == nil || !strings.HasPrefix(err.Error(), "no answer from vtepd at "+c.socket+": ") || !strings.HasSuffix(err.Error(), c.words) {
 				t.Errorf("%s: %v", what, err)

@@ -39,6 +39,8 @@ type Pin struct {
 	Why     string          `json:"why"`     // for people
 	// Confirm is how long the change to Sources waits to be confirmed, where it isn't what they say themselves.
 	Confirm time.Duration `json:"confirm,omitempty"`
+	// AllowDisruptive carries Sources out even where that isn't hitless, whatever they say themselves.
+	AllowDisruptive bool `json:"allowDisruptive,omitempty"`
 }
 
 // History is the directory.

@@ -119,7 +119,7 @@ func TestNotTwice(t *testing.T) {
 func TestPin(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "history")
 	for _, want := range []*history.Pin{
-		{Over: "f", Sources: sources(1), Why: "applied", Confirm: 90 * time.Second},
+		{Over: "f", Sources: sources(1), Why: "applied", Confirm: 90 * time.Second, AllowDisruptive: true},
 		{Over: "f", Why: "nothing"},
 		nil, nil,
 		{Sources: sources(2)},
