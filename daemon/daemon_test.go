@@ -354,7 +354,9 @@ func TestDisruptive(t *testing.T) {
 		port := strings.Replace(firstVNI, "{endpoint: vtep0}", "{endpoint: vtep0, port: 8472}", 1)
 		r.drop(port)
 		r.is(status.Refused, "FILE:1:1: transaction.allowDisruptive: not hitless: vxlan100: the port can't change from 4789 to 8472 in place: "+
-			"VNI 100 is deleted and made again, and its traffic stops until BGP has taught it the remote addresses again; set it to true to allow that, or give --allow-disruptive to `vtepd apply` or `vtepd rollback`")
+			"VNI 100 is deleted and made again, and its traffic stops until BGP has taught it the remote addresses again, "+
+			"at most 1m0s until that is proven, or else 3m0s more until everything is as it was; "+
+			"between it and a remote router it stops until that has the port too; set it to true to allow that, or give --allow-disruptive to `vtepd apply` or `vtepd rollback`")
 		if got := r.facts(t); got != facts {
 			t.Errorf("got\n%swant\n%s", got, facts)
 		}

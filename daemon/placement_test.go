@@ -382,7 +382,7 @@ func TestRouterID(t *testing.T) {
 				t.Errorf("%+v", lo)
 			}
 			allowed := text + "transaction: {allowDisruptive: true}\n"
-			if p := w.prepared(t, allowed).Plan; fmt.Sprint(p.Disruptions) != "[bgp router-id: changes from 10.0.0.1 to 10.252.0.0: the sessions with 10.1.0.2 restart]" {
+			if p := w.prepared(t, allowed).Plan; fmt.Sprint(p.Disruptions) != "[bgp router-id: changes from 10.0.0.1 to 10.252.0.0: the sessions with 10.1.0.2 restart, and are away until they connect again by FRR's and the peers' own timers (`timers connect`)]" {
 				t.Errorf("%v", p.Disruptions)
 			}
 			w.reach(t, allowed)

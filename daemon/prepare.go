@@ -122,6 +122,8 @@ func Prepare(ctx context.Context, p Ports, cfg *config.Config, confirm time.Dura
 		Generation: max(last.Generation, plan.NewestGeneration(k.Links)) + 1,
 		ASN:        f.Instance.ASN,
 		Confirm:    confirm,
+		Timeout:    cfg.Transaction.Timeout,
+		Undo:       txn.UndoTimeout,
 		Drain:      plan.Drained{Quiet: cfg.Transaction.DrainQuiet, Limit: cfg.Transaction.DrainLimit},
 		Router:     cfg.Node.Name,
 		Proposals:  proposals,

@@ -332,33 +332,36 @@ func (c *checker) router() {
 	}
 }
 
-// disruptions is what the change interrupts.
+// disruptions is what the change interrupts. What is away from the swap on comes back with the proof of the new state, or with that of
+// the old one; what hangs on others has no time of vtepd's, and so it is said what they must do.
 func disruptions(a, b state.State, d diff, in Input) []Disruption {
+	atMost := fmt.Sprintf("at most %s until that is proven, or else %s more until everything is as it was", in.Timeout, in.Undo)
 	var out []Disruption
 	add := func(object, format string, args ...any) {
 		out = append(out, Disruption{Object: object, Why: fmt.Sprintf(format, args...)})
 	}
 	for _, c := range d.replace {
 		if c.new.Kind == dataplane.VXLAN && c.old.Port != c.new.Port {
-			add(c.new.Name, "the port can't change from %d to %d in place: VNI %d is deleted and made again, and its traffic stops until BGP has taught it the remote addresses again",
-				c.old.Port, c.new.Port, c.new.VNI)
+			add(c.new.Name, "the port can't change from %d to %d in place: VNI %d is deleted and made again, and its traffic stops until BGP has taught it the remote addresses again, %s; "+
+				"between it and a remote router it stops until that has the port too",
+				c.old.Port, c.new.Port, c.new.VNI, atMost)
 			continue
 		}
-		add(c.new.Name, "can't be changed in place (%s): it is deleted and made again, and what runs over it stops until then", c.new.Kind)
+		add(c.new.Name, "can't be changed in place (%s): it is deleted and made again, and what runs over it stops until then, %s", c.new.Kind, atMost)
 	}
 	for _, c := range d.set {
 		if c.old.Kind != dataplane.VXLAN {
 			continue
 		}
 		if c.old.Master != c.new.Master && c.old.Master != "" {
-			add(c.new.Name, "moves from bridge %s to %s: the hosts on %s lose VNI %d until their ports follow", c.old.Master, c.new.Master, c.old.Master, c.new.VNI)
+			add(c.new.Name, "moves from bridge %s to %s: the hosts on %s lose VNI %d for as long as their ports, which are yours, stay there", c.old.Master, c.new.Master, c.old.Master, c.new.VNI)
 		} else if c.old.VLAN != c.new.VLAN {
-			add(c.new.Name, "moves from VLAN %d to %d: the hosts in VLAN %d lose VNI %d until their ports follow", c.old.VLAN, c.new.VLAN, c.old.VLAN, c.new.VNI)
+			add(c.new.Name, "moves from VLAN %d to %d: the hosts in VLAN %d lose VNI %d for as long as their ports, which are yours, stay there", c.old.VLAN, c.new.VLAN, c.old.VLAN, c.new.VNI)
 		}
 	}
 	for _, l := range d.delVXLANs {
 		if clash(l, d) {
-			add(l.Name, "gives its place on bridge %s to another VNI: what VNI %d carries ends when the other begins", l.Master, l.VNI)
+			add(l.Name, "gives its place on bridge %s to another VNI: what VNI %d carries ends for good when the other begins", l.Master, l.VNI)
 		}
 	}
 	for _, b := range d.delBridges {
@@ -369,7 +372,7 @@ func disruptions(a, b state.State, d diff, in Input) []Disruption {
 			}
 		}
 		if len(ports) > 0 {
-			add(b.Name, "still has ports that vtepd doesn't own (%s), and they lose their bridge; take them out first", strings.Join(ports, ", "))
+			add(b.Name, "still has ports that vtepd doesn't own (%s), and they lose their bridge for as long as you give them no other; take them out first", strings.Join(ports, ", "))
 		}
 	}
 	if d.routerID && b.RouterID != in.RouterID {
@@ -380,9 +383,9 @@ func disruptions(a, b state.State, d diff, in Input) []Disruption {
 			}
 		}
 		if to := b.RouterID; len(peers) > 0 && to.IsValid() {
-			add("bgp router-id", "changes from %s to %s: the sessions with %s restart", in.RouterID, to, strings.Join(peers, ", "))
+			add("bgp router-id", "changes from %s to %s: the sessions with %s restart, %s", in.RouterID, to, strings.Join(peers, ", "), sessionsRestart)
 		} else if len(peers) > 0 {
-			add("bgp router-id", "is taken back, and FRR chooses another one for %s: the sessions with %s restart", in.RouterID, strings.Join(peers, ", "))
+			add("bgp router-id", "is taken back, and FRR chooses another one for %s: the sessions with %s restart, %s", in.RouterID, strings.Join(peers, ", "), sessionsRestart)
 		}
 	}
 	gone := leaving(a, d)
@@ -405,7 +408,11 @@ func disruptions(a, b state.State, d diff, in Input) []Disruption {
 	return out
 }
 
-const sessionsFall = "they go down, for as long as they aren't configured otherwise"
+// What becomes of sessions.
+const (
+	sessionsFall    = "they go down, for as long as they aren't configured otherwise"
+	sessionsRestart = "and are away until they connect again by FRR's and the peers' own timers (`timers connect`)"
+)
 
 // leaving are the endpoint addresses that the router won't have any more.
 func leaving(a state.State, d diff) []netip.Addr {
@@ -453,7 +460,7 @@ func usedBy(addr netip.Addr, going []dataplane.Link, in Input) string {
 		return "is the local end of the BGP sessions with " + strings.Join(peers, ", ") + ": " + sessionsFall
 	}
 	if in.RouterID == addr && !in.Configured {
-		return "is FRR's router id: all BGP sessions restart when FRR chooses another one"
+		return "is FRR's router id: all BGP sessions restart when FRR chooses another one, " + sessionsRestart
 	}
 	return ""
 }

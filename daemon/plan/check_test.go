@@ -328,30 +328,31 @@ func TestDisruptions(t *testing.T) {
 		{
 			name: "another port", a: one + "vnis: {100: {endpoint: vtep0}}\n", b: one + "vnis: {100: {endpoint: vtep0, port: 8472}}\n",
 			want: []string{"vxlan100: the port can't change from 4789 to 8472 in place: VNI 100 is deleted and made again, " +
-				"and its traffic stops until BGP has taught it the remote addresses again"},
+				"and its traffic stops until BGP has taught it the remote addresses again, at most 20s until that is proven, or else 3m0s more until everything is as it was; " +
+				"between it and a remote router it stops until that has the port too"},
 		},
 		{
 			name: "another family", a: v4 + "vnis: {100: {endpoint: vtep0}}\n", b: v6 + "vnis: {100: {endpoint: vtep0}}\n",
-			want: []string{"vxlan100: can't be changed in place (vxlan): it is deleted and made again, and what runs over it stops until then"},
+			want: []string{"vxlan100: can't be changed in place (vxlan): it is deleted and made again, and what runs over it stops until then, at most 20s until that is proven, or else 3m0s more until everything is as it was"},
 		},
 		{
 			name: "another bridge", a: one + "vnis: {100: {endpoint: vtep0}}\n", b: one + "vnis: {100: {endpoint: vtep0, bridge: lan}}\n",
-			want: []string{"vxlan100: moves from bridge br100 to lan: the hosts on br100 lose VNI 100 until their ports follow"},
+			want: []string{"vxlan100: moves from bridge br100 to lan: the hosts on br100 lose VNI 100 for as long as their ports, which are yours, stay there"},
 		},
 		{
 			name: "another VLAN", a: one + "vlanBridge: {name: lan}\nvnis: {100: {endpoint: vtep0, vlan: 10}}\n", b: one + "vlanBridge: {name: lan}\nvnis: {100: {endpoint: vtep0, vlan: 11}}\n",
-			want: []string{"vxlan100: moves from VLAN 10 to 11: the hosts in VLAN 10 lose VNI 100 until their ports follow"},
+			want: []string{"vxlan100: moves from VLAN 10 to 11: the hosts in VLAN 10 lose VNI 100 for as long as their ports, which are yours, stay there"},
 		},
 		{
 			name: "another VNI on the bridge", a: one + "vnis: {100: {endpoint: vtep0, bridge: lan}}\n", b: one + "vnis: {101: {endpoint: vtep0, bridge: lan}}\n",
-			want: []string{"vxlan100: gives its place on bridge lan to another VNI: what VNI 100 carries ends when the other begins"},
+			want: []string{"vxlan100: gives its place on bridge lan to another VNI: what VNI 100 carries ends for good when the other begins"},
 		},
 		{
 			name: "a bridge that goes has others' ports", a: one + "vnis: {100: {endpoint: vtep0}}\n", b: one,
 			in: func(in *plan.Input) {
 				in.Links = []dataplane.Link{{Name: "h1", Master: "br100"}, {Name: "vxlan100", Master: "br100", Owner: "vni/100"}, {Name: "h2", Master: "br100"}, {Name: "h3", Master: "lan"}}
 			},
-			want: []string{"br100: still has ports that vtepd doesn't own (h1, h2), and they lose their bridge; take them out first"},
+			want: []string{"br100: still has ports that vtepd doesn't own (h1, h2), and they lose their bridge for as long as you give them no other; take them out first"},
 		},
 		{
 			name: "a session's local end", a: one, b: readdressed,
@@ -376,7 +377,7 @@ func TestDisruptions(t *testing.T) {
 		{
 			name: "the router id", a: one, b: "",
 			in:   func(in *plan.Input) { in.RouterID = addr("10.255.0.11") },
-			want: []string{"10.255.0.11: is FRR's router id: all BGP sessions restart when FRR chooses another one"},
+			want: []string{"10.255.0.11: is FRR's router id: all BGP sessions restart when FRR chooses another one, and are away until they connect again by FRR's and the peers' own timers (`timers connect`)"},
 		},
 		{
 			name: "the address stays on another parent", a: one, b: reparented,

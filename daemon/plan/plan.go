@@ -125,7 +125,8 @@ type Drained struct {
 // Disruption is something that the plan can't do without interrupting it.
 type Disruption struct {
 	Object string `json:"object"`
-	Why    string `json:"why"` // what is interrupted, for how long at most
+	// Why is what is interrupted, and for how long at most; where no time can be given, until what happens.
+	Why string `json:"why"`
 }
 
 func (d Disruption) String() string { return d.Object + ": " + d.Why }
@@ -137,6 +138,9 @@ type Input struct {
 	ASN        uint32 // of FRR's instance
 	Drain      Drained
 	Confirm    time.Duration // 0: nobody is asked
+	// Timeout is how long a swap has to be proven, and Undo how long the way back has when it isn't: as long as that what a
+	// disruption interrupts can be away.
+	Timeout, Undo time.Duration
 	// Proposals are the ledger's answers that the claims of the desired state come from.
 	Proposals []alloc.Proposal
 	// Links are all of the router's namespace: whose ports are on our bridges.

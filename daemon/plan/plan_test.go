@@ -74,7 +74,8 @@ func input(proposals []alloc.Proposal) plan.Input {
 	return plan.Input{
 		VNIs:       []uint32{100, 1<<24 - 2},
 		Generation: 7, Router: "r1", ASN: 65001, Proposals: proposals,
-		Drain: plan.Drained{Quiet: time.Second, Limit: 30 * time.Second},
+		Drain:   plan.Drained{Quiet: time.Second, Limit: 30 * time.Second},
+		Timeout: 20 * time.Second, Undo: 3 * time.Minute,
 	}
 }
 

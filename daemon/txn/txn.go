@@ -77,10 +77,11 @@ type Runner struct {
 	answered map[plan.Move][]remote
 }
 
+// UndoTimeout bounds a whole rollback, under a context that cancellation doesn't reach.
+const UndoTimeout = 3 * time.Minute
+
 const (
 	defaultTimeout = 60 * time.Second
-	// undoTimeout bounds a whole rollback, under a context that cancellation doesn't reach.
-	undoTimeout = 3 * time.Minute
 	// tamperedMost is how long links may differ from what was made before the transaction gives up.
 	tamperedMost = 2 * time.Second
 	// poll is how often a condition is looked at that FRR gives no event for.
@@ -274,7 +275,7 @@ func object(err error) string {
 // undo does the inverses of steps k..0 and proves that the old state is back. It stops at the first inverse that fails:
 // the ones before it stand on it.
 func (r *Runner) undo(ctx context.Context, p plan.Plan, k int) error {
-	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
+	ctx, cancel := context.WithTimeout(ctx, UndoTimeout)
 	defer cancel()
 	for ; k >= 0; k-- {
 		s := p.Steps[k]
