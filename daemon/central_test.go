@@ -665,7 +665,7 @@ func (c *cases) recover(w *world, what string, with func(*txn.Runner)) error {
 	if with != nil {
 		with(x)
 	}
-	if err := x.Recover(context.Background(), *rec); err != nil && (!unconfirmed(err) || degraded(err)) {
+	if err := x.Recover(context.Background(), *rec); err != nil && (!errors.Is(err, txn.ErrUnconfirmed) && !errors.Is(err, txn.ErrRejected) || degraded(err)) {
 		return fmt.Errorf("recovery after %d of %d steps: %w\n%s", rec.Begun(), len(rec.Plan.Steps), err, rec.Plan)
 	}
 	return nil

@@ -692,7 +692,7 @@ func TestApply(t *testing.T) {
 		r.is(status.Unconfirmed, says)
 		r.after(time.Minute)
 		r.after(goingBack)
-		r.is(status.Failed, notInTime)
+		r.is(status.Failed, "applied from /root/try.yaml; drop a file to go on", notInTime)
 		r.after(time.Minute)
 		r.is(status.Idle, undone(notInTime))
 		r.same(facts)

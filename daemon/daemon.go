@@ -3,11 +3,13 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -34,15 +36,14 @@ type Daemon struct {
 	repairs    damper
 	seen       seen      // by the last look
 	due        time.Time // until then hints wait
-	// What FRR had while all was well, and since when it may lack some of it, zero once it is known to be all there.
+	// What FRR had while all was well, whether it may lack some of it because it went away, and since when it is back then.
 	instance  frr.Instance
 	peers     []string
-	away      time.Time
-	lastLines string // fingerprint of FRR's lines while it is coming back
-	// failed is the plan that was rolled back last, and until when the same one isn't tried again.
-	failed      string
-	failedUntil time.Time
-	beat        atomic.Int64 // when the loop gave its last sign of life, in nanoseconds since 1970
+	away      bool
+	back      time.Time           // zero while it can't be reached
+	lastLines string              // fingerprint of FRR's lines while it is coming back
+	failed    map[string]obstacle // plans that were rolled back, each until it is tried again
+	beat      atomic.Int64        // when the loop gave its last sign of life, in nanoseconds since 1970
 }
 
 // Options are what a Daemon is made of.
@@ -86,7 +87,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	d.generation = last.Generation
 	if last.Generation > 0 {
-		d.live(last.State)
+		d.live(last.State, wanted{})
 	}
 	if err := d.recover(ctx); err != nil || ctx.Err() != nil {
 		return err
@@ -181,17 +182,11 @@ func (d *Daemon) recover(ctx context.Context) error {
 				return err
 			}
 			d.generation = last.Generation
-			if rec.Rejected() {
-				return d.reject(rec.Plan.Dropped, txn.ErrUnconfirmed)
-			}
 			return nil
 		case errors.Is(err, txn.ErrStopped):
 			return nil
 		case ok && failed.Degraded == nil: // it was still to be confirmed
 			done("rolled back")
-			if unconfirmed(err) {
-				return d.reject(rec.Plan.Dropped, err)
-			}
 			return nil
 		}
 		d.degraded(err)
@@ -218,30 +213,69 @@ func (d *Daemon) degraded(err error) {
 	})
 }
 
-// reconcile looks at everything once and carries out what is to be done. It returns when to look again without a hint; 0:
-// not at all.
+// obstacle is why a config can't be carried out now.
+type obstacle struct {
+	condition status.Condition
+	msgs      []string
+	failure   *status.Failure
+	wait      time.Duration // until it is tried again without a hint
+	until     time.Time     // the same, of a plan that was rolled back
+}
+
+// reconcile looks at everything once and carries out what is to be done. Where what is wanted can't be, what was verified last is
+// looked after meanwhile. It returns when to look again without a hint; 0: not at all.
 func (d *Daemon) reconcile(ctx context.Context) time.Duration {
 	d.seen = seen{blind: true}
+	if err := d.History.Accept(d.generation); err != nil { // what is newest there would be taken for what is live
+		d.settle(obstacle{condition: status.Degraded, msgs: []string{err.Error()}})
+		return d.later()
+	}
 	w, err := d.wanted()
 	if err != nil {
-		d.settle(status.Refused, err.Error())
+		d.settle(obstacle{condition: status.Refused, msgs: lines(err)})
 		return d.later()
 	}
 	if w.cfg == nil {
-		d.settle(w.condition(status.Failed), w.why...)
+		d.settle(obstacle{condition: w.condition(status.Failed), msgs: w.why})
 		return 0
 	}
-	cfg := w.cfg
 	if w.repair, err = d.verified(w); err != nil {
-		d.settle(status.Refused, err.Error())
+		d.settle(obstacle{condition: status.Refused, msgs: lines(err)})
 		return d.later()
 	}
 	if w.repair {
 		w.confirm = 0
 	}
-	d.Board.Update(func(s *status.Snapshot) { s.Node = cfg.Node.Name })
+	d.Board.Update(func(s *status.Snapshot) { s.Node = w.cfg.Node.Name })
+	wait, no := d.attempt(ctx, w, Prepare)
+	if no == nil {
+		return wait
+	}
+	if ctx.Err() == nil && !w.repair && d.generation > 0 {
+		live := w
+		live.repair, live.verdict, live.failure = true, no.condition, no.failure
+		live.why = no.msgs
+		wait, still := d.attempt(ctx, live, func(ctx context.Context, p Ports, cfg *config.Config, _ time.Duration) (Prepared, error) {
+			return PrepareLive(ctx, p, cfg)
+		})
+		if still == nil {
+			return min(cmp.Or(wait, no.wait), no.wait)
+		}
+		for _, msg := range still.msgs[len(no.msgs):] {
+			if !slices.ContainsFunc(no.msgs, func(m string) bool { return strings.Contains(m, msg) }) { // it is in the way of both
+				no.msgs = append(no.msgs, msg)
+			}
+		}
+	}
+	d.settle(*no)
+	return no.wait
+}
+
+// attempt looks at everything once, with prepare, and carries out what is to be done on behalf of w. It returns when to look again
+// without a hint, 0 for not at all; or what is in the way.
+func (d *Daemon) attempt(ctx context.Context, w wanted, prepare func(context.Context, Ports, *config.Config, time.Duration) (Prepared, error)) (time.Duration, *obstacle) {
 	began := time.Now()
-	prep, err := Prepare(ctx, d.Ports, cfg, w.confirm)
+	prep, err := prepare(ctx, d.Ports, w.cfg, w.confirm)
 	d.rested(time.Since(began))
 	if prep.FRR.Fingerprint != "" || errors.Is(err, frr.ErrUnreachable) {
 		d.saw(prep, w.files)
@@ -254,8 +288,8 @@ func (d *Daemon) reconcile(ctx context.Context) time.Duration {
 			}
 		})
 	}
-	if errors.Is(err, frr.ErrUnreachable) && d.away.IsZero() {
-		d.away = time.Now()
+	if errors.Is(err, frr.ErrUnreachable) {
+		d.away, d.back = true, time.Time{}
 	}
 	var lacks []string
 	if err == nil && prep.FRR.Fingerprint != "" {
@@ -265,48 +299,60 @@ func (d *Daemon) reconcile(ctx context.Context) time.Duration {
 	}
 	switch {
 	case ctx.Err() != nil:
-		return 0
-	case errors.Is(err, frr.ErrUnreachable), errors.Is(err, alloc.ErrUnavailable):
-		return d.waiting(append(w.why, err.Error())...)
+		return 0, nil
+	case errors.Is(err, frr.ErrUnreachable): // for what was verified last as well
+		d.settle(obstacle{condition: status.Waiting, msgs: append(w.why, err.Error())})
+		return d.later(), nil
+	case errors.Is(err, alloc.ErrUnavailable):
+		return 0, d.blocked(w, status.Waiting, err.Error())
 	case err != nil:
-		d.settle(w.condition(status.Refused), append(w.why, err.Error())...)
-		return d.later()
+		return 0, d.blocked(w, status.Refused, err.Error())
 	case len(lacks) > 0:
-		d.settle(status.Waiting, append(w.why, "FRR is back, and "+strings.Join(lacks, ", ")+": waiting for its configuration")...)
-		return lookFirst
+		d.settle(obstacle{condition: status.Waiting, msgs: append(w.why, "FRR is back, and "+strings.Join(lacks, ", ")+": waiting for its configuration")})
+		return lookFirst, nil
 	case len(prep.Waiting) > 0:
-		return d.waiting(append(w.why, prep.Waiting...)...)
+		return 0, d.blocked(w, status.Waiting, prep.Waiting...)
 	case len(prep.Refusals) > 0:
+		var msgs []string
 		for _, r := range prep.Refusals {
-			w.why = append(w.why, r.Error())
+			msgs = append(msgs, r.Error())
 		}
 		c := status.Refused
 		if w.repair { // what ran already can run again once what it stood on is back
 			c = status.Waiting
 		}
-		d.settle(w.condition(c), w.why...)
-		return d.later()
+		return 0, d.blocked(w, c, msgs...)
 	case !prep.Plan.Empty():
 		return d.carryOut(ctx, prep.Plan, prep.Ailing, w)
 	}
-	d.live(prep.Plan.New)
+	d.live(prep.Plan.New, w)
 	switch {
 	case len(prep.Unseen) > 0:
-		d.settle(w.condition(status.Waiting), slices.Concat(w.why, prep.Ailing, brief(prep.Unseen))...)
-		return unseenLook
+		d.rest(w, status.Waiting, slices.Concat(prep.Ailing, brief(prep.Unseen))...)
+		return unseenLook, nil
 	case len(prep.Ailing) > 0:
-		d.settle(w.condition(status.Waiting), append(w.why, prep.Ailing...)...)
-		return auditEvery
+		d.rest(w, status.Waiting, prep.Ailing...)
+		return auditEvery, nil
 	}
-	d.seen.calm, d.repairs.tired = true, false
+	// While another config waits for its turn, anything may be what it waits for.
+	d.seen.calm, d.repairs.tired = w.final(), false
 	if !w.repair { // a config that changes nothing is verified too
 		if err := d.History.Add(d.generation, w.sources); err != nil {
-			d.settle(status.Degraded, err.Error())
-			return d.later()
+			return 0, d.blocked(w, status.Degraded, err.Error())
 		}
 	}
-	d.settle(w.condition(status.Idle), append(w.why, prep.Plan.Notes...)...)
-	return auditEvery
+	d.rest(w, status.Idle, prep.Plan.Notes...)
+	return auditEvery, nil
+}
+
+// blocked is that w can't be carried out now.
+func (d *Daemon) blocked(w wanted, c status.Condition, msgs ...string) *obstacle {
+	return &obstacle{condition: w.condition(c), msgs: append(w.why, msgs...), failure: w.failure, wait: d.later()}
+}
+
+// rest puts on the board how it stands while w is live.
+func (d *Daemon) rest(w wanted, c status.Condition, msgs ...string) {
+	d.settle(obstacle{condition: w.condition(c), msgs: append(w.why, msgs...), failure: w.failure})
 }
 
 // verified reports whether w is the config that was verified last: what there is to do is a repair then.
@@ -318,29 +364,38 @@ func (d *Daemon) verified(w wanted) (bool, error) {
 	return err == nil && history.Fingerprint(good.Sources) == history.Fingerprint(w.sources), err
 }
 
-// carryOut runs p, unless it is the one that was rolled back a moment ago. ailing is what p doesn't mend.
-func (d *Daemon) carryOut(ctx context.Context, p plan.Plan, ailing []string, w wanted) time.Duration {
+// carryOut runs p, unless it is one that was rolled back a moment ago. ailing is what p doesn't mend. It returns what attempt does.
+func (d *Daemon) carryOut(ctx context.Context, p plan.Plan, ailing []string, w wanted) (time.Duration, *obstacle) {
+	now := time.Now()
+	maps.DeleteFunc(d.failed, func(_ string, no obstacle) bool { return !now.Before(no.until) })
 	hash := w.cfg.Hash()
 	key := hex.EncodeToString(hash[:]) + p.Old.Hash() + p.New.Hash()
-	if wait := time.Until(d.failedUntil); key == d.failed && wait > 0 {
-		return wait
+	if no, ok := d.failed[key]; ok {
+		no.wait = time.Until(no.until)
+		return 0, &no
 	}
 	var diff []string
 	if w.repair {
 		var about []string
 		about, diff = objects(p.Old, p.New)
-		now := time.Now()
 		if wait, times := d.repairs.wait(now, about); wait > 0 {
 			d.due = now.Add(tiredLook)
 			msg := fmt.Sprintf("somebody else keeps changing what is vtepd's: repaired %d times, next at %s", times, now.Add(wait).Format(time.TimeOnly))
-			d.settle(status.Degraded, slices.Concat(w.why, []string{msg}, brief(diff))...)
-			return wait
+			d.settle(obstacle{condition: status.Degraded, msgs: slices.Concat(w.why, []string{msg}, brief(diff))})
+			return wait, nil
 		}
 		d.say(slog.LevelWarn, "repairing", strings.Join(brief(diff), "\n"))
 	}
 	d.say(slog.LevelInfo, "transaction", fmt.Sprintf("generation %d, %d steps", p.Generation, len(p.Steps)))
 	for _, n := range p.Notes {
 		d.Log.Info("note", "generation", p.Generation, "note", n)
+	}
+	propose := func() error { return d.History.Propose(p.Generation, w.sources) }
+	if w.repair { // of what is kept already
+		propose = d.History.Withdraw
+	}
+	if err := propose(); err != nil {
+		return 0, d.blocked(w, status.Failed, err.Error())
 	}
 	p.Dropped = w.dropped
 	d.seen = seen{} // whatever comes of it
@@ -350,55 +405,52 @@ func (d *Daemon) carryOut(ctx context.Context, p plan.Plan, ailing []string, w w
 	switch {
 	case err == nil:
 		done("committed")
-		d.generation, d.failed = p.Generation, ""
-		if err := d.History.Add(p.Generation, w.sources); err != nil {
+		d.generation, d.failed = p.Generation, nil
+		if err := d.History.Accept(p.Generation); err != nil { // the next look does it, or says what is in the way
 			d.Log.Error("the config is not kept", "generation", p.Generation, "err", err)
 		}
 		if w.repair {
 			d.repaired(diff)
 		}
-		d.live(p.New)
+		d.live(p.New, w)
 		if len(ailing) > 0 {
-			d.settle(w.condition(status.Waiting), append(w.why, ailing...)...)
-			return lookFirst
+			d.rest(w, status.Waiting, ailing...)
+			return lookFirst, nil
 		}
-		d.settle(w.condition(status.Idle), append(w.why, p.Notes...)...)
+		d.rest(w, status.Idle, p.Notes...)
 		if s, _ := d.Board.Get(); len(w.cfg.Loopbacks)+len(s.Loopbacks) > 0 { // each has a condition
-			return lookFirst
+			return lookFirst, nil
 		}
-		return auditEvery
+		return auditEvery, nil
 	case errors.Is(err, txn.ErrStopped):
 		d.Log.Warn("stopped", "generation", p.Generation, "err", err)
-		return 0
+		return 0, nil
 	case !errors.As(err, &failed) || failed.Degraded != nil:
 		done("degraded")
 		d.degraded(err)
 		if err := d.recover(ctx); err != nil {
 			d.degraded(err)
-			return d.later()
+			return d.later(), nil
 		}
-		return lookFirst
+		return lookFirst, nil
 	}
 	done("rolled back")
-	if unconfirmed(err) {
-		if err := d.reject(w.dropped, err); err != nil {
-			d.degraded(err)
-			return d.later()
-		}
+	switch {
+	case errors.Is(err, alloc.ErrConflict): // another router was faster: the next value is there at once
+		return 0, d.blocked(w, status.Waiting, err.Error())
+	case w.repair && errors.Is(err, txn.ErrTampered): // the damper says when it is tried again
+		d.settle(obstacle{condition: status.Degraded, msgs: append(w.why, "a repair doesn't last: "+err.Error())})
+		return tiredLook, nil
 	}
-	if errors.Is(err, alloc.ErrConflict) { // another router was faster: the next value is there at once
-		return d.waiting(append(w.why, err.Error())...)
+	no := obstacle{
+		condition: w.condition(status.Failed), msgs: append(w.why, err.Error()), failure: cmp.Or(w.failure, failure(err)),
+		wait: retryFailed, until: time.Now().Add(retryFailed),
 	}
-	if w.repair && errors.Is(err, txn.ErrTampered) { // the damper says when it is tried again
-		d.settle(status.Degraded, append(w.why, "a repair doesn't last: "+err.Error())...)
-		return tiredLook
+	if d.failed == nil {
+		d.failed = map[string]obstacle{}
 	}
-	d.failed, d.failedUntil = key, time.Now().Add(retryFailed)
-	d.say(slog.LevelError, "rolled back", err.Error())
-	d.Board.Update(func(s *status.Snapshot) {
-		s.Condition, s.Failure, s.Messages = status.Failed, failure(err), []string{err.Error()}
-	})
-	return retryFailed
+	d.failed[key] = no
+	return 0, &no
 }
 
 // runner is a txn.Runner whose events go to the board and the log; done ends the transaction on the board.
@@ -457,7 +509,7 @@ func (d *Daemon) runner(p plan.Plan, timeout time.Duration) (r *txn.Runner, done
 	}
 	return &txn.Runner{
 		Kernel: d.Kernel, CNI: d.CNI, FRR: d.FRR, Ledger: d.Ledger, Journal: d.Journal, Netns: namespacesOf(p), Timeout: timeout, Report: event,
-		Decide: d.decide, Beat: d.beats,
+		Decide: d.decide, Beat: d.beats, Reject: func(why error) error { return d.reject(p.Dropped, why) },
 	}, done
 }
 
@@ -478,11 +530,6 @@ func brief(lines []string) []string {
 	return lines
 }
 
-// unconfirmed reports whether a transaction was undone for want of a confirmation.
-func unconfirmed(err error) bool {
-	return errors.Is(err, txn.ErrUnconfirmed) || errors.Is(err, txn.ErrRejected)
-}
-
 func (d *Daemon) logEvent(gen uint64, e txn.Event) {
 	attrs := []any{"generation", gen, "phase", e.Phase, "step", e.Step + 1}
 	if e.Undo {
@@ -499,18 +546,16 @@ func (d *Daemon) logEvent(gen uint64, e txn.Event) {
 }
 
 // settle puts a condition that isn't a running transaction on the board, and logs it when it is news.
-func (d *Daemon) settle(c status.Condition, msgs ...string) {
-	level := slog.LevelInfo
-	if c != status.Idle {
-		level = slog.LevelWarn
+func (d *Daemon) settle(o obstacle) {
+	level := slog.LevelWarn
+	switch o.condition {
+	case status.Idle:
+		level = slog.LevelInfo
+	case status.Failed:
+		level = slog.LevelError
 	}
-	d.say(level, string(c), strings.Join(msgs, "\n"))
-	d.Board.Update(func(s *status.Snapshot) { s.Condition, s.Messages, s.Failure = c, msgs, nil })
-}
-
-func (d *Daemon) waiting(msgs ...string) time.Duration {
-	d.settle(status.Waiting, msgs...)
-	return d.later()
+	d.say(level, string(o.condition), strings.Join(o.msgs, "\n"))
+	d.Board.Update(func(s *status.Snapshot) { s.Condition, s.Messages, s.Failure = o.condition, o.msgs, o.failure })
 }
 
 // later is when to look again, a little later each time.
@@ -527,9 +572,11 @@ func (d *Daemon) say(level slog.Level, what, why string) {
 	}
 }
 
-// live puts the state that is live on the board. Nothing is waited for then.
-func (d *Daemon) live(s state.State) {
-	d.backoff = 0
+// live puts the state that is live on the board. Nothing is waited for then, unless w stands in for something that can't be carried out.
+func (d *Daemon) live(s state.State, w wanted) {
+	if w.final() {
+		d.backoff = 0
+	}
 	var endpoints []status.Endpoint
 	for _, l := range s.Endpoints() {
 		if !strings.HasPrefix(l.Owner, state.EndpointOwner) || len(l.Addrs) == 0 {

@@ -345,6 +345,74 @@ func TestRefused(t *testing.T) {
 	})
 }
 
+// TestLiveIsKept: what was committed last is put back, whatever keeps another file from being carried out.
+func TestLiveIsKept(t *testing.T) {
+	other := strings.Replace(firstVNI, "address: {pool: vteps}", "address: {pool: vteps, prefer: 10.255.0.2}", 1)
+	crowded := strings.Replace(firstVNI, "endpoints: {", "endpoints: {"+ // more than the pool has
+		"a: {ipvlan: {parent: eth1}, address: {pool: vteps}}, b: {ipvlan: {parent: eth1}, address: {pool: vteps}}, c: {ipvlan: {parent: eth1}, address: {pool: vteps}}, ", 1)
+	for name, c := range map[string]struct {
+		text      string
+		condition status.Condition
+		meanwhile func(*running)
+	}{
+		"refused":    {text: strings.Replace(firstVNI, "eth1", "eth9", 1), condition: status.Refused},
+		"disruptive": {text: strings.Replace(firstVNI, "{endpoint: vtep0}", "{endpoint: vtep0, port: 8472}", 1), condition: status.Refused},
+		"waiting":    {text: crowded, condition: status.Waiting},
+		"failed": {text: other, condition: status.Failed, meanwhile: func(r *running) {
+			r.kernel.OnOp(func(n int, when fake.When, op dataplane.Op) {
+				if when == fake.Before && op.Link.VNI == 100 && op.Link.Local == at2 && (op.Verb == dataplane.Set || op.Verb == dataplane.Create) {
+					r.kernel.FailAt(n, errInjected)
+				}
+			})
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in(t, func(t *testing.T, r *running) {
+				r.write(firstVNI)
+				r.start()
+				facts := r.facts(t)
+				full, err := r.frr.Observe(t.Context(), frr.Query{Config: true})
+				if err != nil {
+					t.Fatal(err)
+				}
+				operators := slices.DeleteFunc(full.Networks, func(n frr.Network) bool { return n.RouteMap == frr.Mark })
+				if c.meanwhile != nil {
+					c.meanwhile(r)
+				}
+				r.drop(c.text)
+				r.after(goingBack)
+				before, _ := r.board.Get()
+				if before.Condition != c.condition || len(before.Messages) != 1 {
+					t.Fatalf("%s: %q", before.Condition, before.Messages)
+				}
+				// Both would be lost at once with a bgpd that restarts and an operator's slip.
+				r.frr.SetNetworks(operators...)
+				r.kernel.Remove("vxlan100")
+				r.hint()
+				r.after(3 * time.Second)
+				r.same(facts)
+				s, _ := r.board.Get()
+				same := slices.Equal(s.Messages, before.Messages) || c.condition == status.Failed // it may fail at another step of another way
+				if s.Condition != c.condition || !same || s.Repairs.Count != 1 || (s.Failure == nil) != (before.Failure == nil) {
+					t.Errorf("%s: %q, %+v; %+v", s.Condition, s.Messages, s.Repairs, s.Failure)
+				}
+				r.after(10 * time.Minute)
+				r.same(facts)
+				// A start is no other moment.
+				r.halt()
+				r.frr.SetNetworks(operators...)
+				r.kernel.Remove("vxlan100")
+				r.start()
+				r.after(3 * time.Second)
+				r.same(facts)
+				r.kept(1)
+				r.drop(firstVNI)
+				r.is(status.Idle)
+			})
+		})
+	}
+}
+
 // TestDisruptive: what isn't hitless waits for the operator's word.
 func TestDisruptive(t *testing.T) {
 	in(t, func(t *testing.T, r *running) {
@@ -426,8 +494,8 @@ func TestHoldOff(t *testing.T) {
 		}
 		r.is(status.Failed, why)
 		want := []string{
-			"INFO transaction: generation 2, 13 steps", "WARN step failed", "INFO transaction ended", "ERROR rolled back: " + why,
-			"INFO transaction: generation 2, 13 steps", "WARN step failed", "INFO transaction ended", "ERROR rolled back: " + why,
+			"INFO transaction: generation 2, 13 steps", "WARN step failed", "INFO transaction ended", "ERROR failed: " + why,
+			"INFO transaction: generation 2, 13 steps", "WARN step failed", "INFO transaction ended", "ERROR failed: " + why,
 		}
 		if diff := cmp.Diff(want, r.log.took()); diff != "" {
 			t.Errorf("logged: -want +got:\n%s", diff)

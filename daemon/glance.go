@@ -134,22 +134,25 @@ func (d *Daemon) ready(f frr.Observation) []string {
 			lacks = append(lacks, "has no neighbor "+p)
 		}
 	}
-	if d.away.IsZero() {
+	if !d.away {
 		if f.Instance.ASN != 0 || d.instance.ASN == 0 {
 			return nil // nobody restarted: an operator's change is an operator's change
 		}
-		d.away = now
+		d.away = true
+	}
+	if d.back.IsZero() {
+		d.back = now
 	}
 	steady := f.Fingerprint == d.lastLines
 	d.lastLines = f.Fingerprint
 	switch {
-	case now.Sub(d.away) > patience:
+	case now.Sub(d.back) > patience:
 	case len(lacks) > 0:
 		return lacks
 	case !steady:
 		return []string{"is read once more, for it may still be loading its configuration"}
 	}
-	d.away = time.Time{}
+	d.away, d.back = false, time.Time{}
 	return nil
 }
 

@@ -113,13 +113,14 @@ func TestFRRRestarts(t *testing.T) {
 			t.Fatal(err)
 		}
 		operators := slices.DeleteFunc(full.Networks, func(n frr.Network) bool { return n.RouteMap == frr.Mark })
-		for range 3 {
+		for _, outage := range []time.Duration{0, 0, 5 * time.Minute} {
 			gone := fmt.Errorf("frr: bgpd: socket x: %w", frr.ErrUnreachable)
 			r.frr.SetInstance(frr.Instance{})
 			r.frr.SetUnreachable(gone)
 			r.hint() // of the connection that ended
 			r.is(status.Waiting, gone.Error())
 			edits := len(r.frr.Edits())
+			r.after(outage)
 			r.frr.SetUnreachable(nil)
 			r.hint() // of the socket
 			r.is(status.Waiting, "FRR is back, and has no `router bgp` in the default VRF, has no neighbor 10.1.0.2: waiting for its configuration")
@@ -176,30 +177,35 @@ func TestUnseen(t *testing.T) {
 
 // TestCreatedEVPN: a line that FRR is still to load is not made by vtepd meanwhile, and so stays the operator's.
 func TestCreatedEVPN(t *testing.T) {
-	in(t, func(t *testing.T, r *running) {
-		r.write(firstVNI + "frr: {evpn: create}\n")
-		r.start()
-		r.is(status.Idle)
-		full, err := r.frr.Observe(t.Context(), frr.Query{Config: true, Sessions: true})
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.frr.SetUnreachable(fmt.Errorf("frr: bgpd: socket x: %w", frr.ErrUnreachable))
-		r.hint()
-		r.frr.SetUnreachable(nil)
-		r.frr.SetInstance(frr.Instance{})
-		r.frr.SetInstance(full.Instance)
-		r.frr.SetSessions(full.Sessions...)
-		r.hint() // its neighbours are there, its address families are not
-		r.is(status.Waiting, "FRR is back, and is read once more, for it may still be loading its configuration: waiting for its configuration")
-		r.frr.SetEVPN(true)
-		r.after(time.Minute)
-		r.is(status.Idle)
-		last, err := r.ports.Journal.Committed()
-		if err != nil || last.State.EVPN {
-			t.Errorf("advertise-all-vni is taken for vtepd's: %+v, %v", last.State, err)
-		}
-	})
+	for _, outage := range []time.Duration{0, 5 * time.Minute} {
+		in(t, func(t *testing.T, r *running) { createdEVPN(t, r, outage) })
+	}
+}
+
+func createdEVPN(t *testing.T, r *running, outage time.Duration) {
+	r.write(firstVNI + "frr: {evpn: create}\n")
+	r.start()
+	r.is(status.Idle)
+	full, err := r.frr.Observe(t.Context(), frr.Query{Config: true, Sessions: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.frr.SetUnreachable(fmt.Errorf("frr: bgpd: socket x: %w", frr.ErrUnreachable))
+	r.hint()
+	r.after(outage)
+	r.frr.SetUnreachable(nil)
+	r.frr.SetInstance(frr.Instance{})
+	r.frr.SetInstance(full.Instance)
+	r.frr.SetSessions(full.Sessions...)
+	r.hint() // its neighbours are there, its address families are not
+	r.is(status.Waiting, "FRR is back, and is read once more, for it may still be loading its configuration: waiting for its configuration")
+	r.frr.SetEVPN(true)
+	r.after(time.Minute)
+	r.is(status.Idle)
+	last, err := r.ports.Journal.Committed()
+	if err != nil || last.State.EVPN {
+		t.Errorf("advertise-all-vni is taken for vtepd's: %+v, %v", last.State, err)
+	}
 }
 
 // TestTired: while somebody keeps changing things, looks are a second apart, whatever the number of hints.

@@ -74,27 +74,14 @@ func Prepare(ctx context.Context, p Ports, cfg *config.Config, confirm time.Dura
 		return Prepared{}, err
 	}
 	var out Prepared
-	k, err := p.Kernel.Observe(ctx, namespaces(cfg, last.State))
+	v, err := see(ctx, p, last, namespaces(cfg, last.State), hosts(addrs), cfg.Node.Name)
+	out.Kernel, out.FRR = v.kernel, v.frr
 	if err != nil {
 		return out, err
 	}
-	if p.CNI != nil {
-		if k.Attached, err = p.CNI.Attachments(ctx); err != nil {
-			return out, err
-		}
-	}
-	out.Kernel = k
-	f, err := p.FRR.Observe(ctx, frr.Query{Config: true, Sessions: true, VNIs: true, Type3: true, Prefixes: hosts(addrs)})
-	if err != nil {
-		return out, err
-	}
-	out.FRR = f
-	held, err := p.Ledger.Held(ctx, cfg.Node.Name)
-	if err != nil {
-		return out, err
-	}
+	k, f := v.kernel, v.frr
 
-	a := state.Observed(k, f, last.State, held)
+	a := state.Observed(k, f, last.State, v.held)
 	b := desired.Compute(cfg, desired.Given{Addrs: addrs, Claims: los.claims(proposals), Conflists: lists}, k)
 	b.EVPN = b.EVPN && (a.EVPN || !f.EVPN) // an instance that the operator made is the operator's
 	los.keep(&b, a, last.State, cfg)
@@ -102,24 +89,118 @@ func Prepare(ctx context.Context, p Ports, cfg *config.Config, confirm time.Dura
 	var notes []string
 	b.Routes, notes = notTheirs(b.Routes, a.Routes, last.State.Routes, f.Networks)
 
-	look := plan.Look{Kernel: k, FRR: f, Shared: shared(proposals)}
-	if err := unable(ctx, p, a, b, &look); err != nil {
+	refused, err := v.plan(ctx, p, a, b, proposals, confirm, cfg, &out)
+	if err != nil {
 		return out, err
 	}
-	for _, r := range plan.Check(a, b, look) {
+	for _, r := range refused {
 		out.Refusals = append(out.Refusals, cfg.Problem(r.Field, r.Msg))
 	}
 	out.Loopbacks = los.conditions(b, k, f)
 	if len(out.Refusals) > 0 {
 		return out, nil
 	}
-	drifted, drift, err := drifted(ctx, p.CNI, a, b)
+	out.Plan.Notes = append(notes, out.Plan.Notes...)
+	for _, r := range plan.Ailments(b, k) {
+		out.Ailing = append(out.Ailing, cfg.Problem(r.Field, r.Msg).Error())
+	}
+	out.Ailing = append(out.Ailing, los.waiting()...)
+	if err := p.Ledger.Away(); err != nil {
+		out.Ailing = append(out.Ailing, err.Error())
+	}
+	if len(out.Plan.Disruptions) > 0 && !cfg.Transaction.AllowDisruptive {
+		for _, d := range out.Plan.Disruptions {
+			out.Refusals = append(out.Refusals, cfg.Problem("transaction.allowDisruptive", "not hitless: "+d.String()+"; set it to true to allow that, or give --allow-disruptive to `vtepd apply` or `vtepd rollback`"))
+		}
+	}
+	return out, nil
+}
+
+// PrepareLive is Prepare for what was committed last, whatever any config says now: it plans what puts that back. It asks the ledger
+// for nothing, and of cfg takes how a transaction is carried out.
+func PrepareLive(ctx context.Context, p Ports, cfg *config.Config) (Prepared, error) {
+	last, err := p.Journal.Committed()
+	if err != nil {
+		return Prepared{}, err
+	}
+	router := cfg.Node.Name
+	if len(last.State.Claims) > 0 {
+		router = desired.RouterOf(last.State.Claims[0].Name)
+	}
+	var out Prepared
+	v, err := see(ctx, p, last, namespaces(&config.Config{}, last.State), last.State.Routes, router)
+	out.Kernel, out.FRR = v.kernel, v.frr
 	if err != nil {
 		return out, err
 	}
+	a, b := state.Observed(v.kernel, v.frr, last.State, v.held), last.State
+	b.Claims = v.held // nothing is claimed or given back
+	b.EVPN = b.EVPN && (a.EVPN || !v.frr.EVPN)
+	var notes []string
+	b.Routes, notes = notTheirs(b.Routes, a.Routes, last.State.Routes, v.frr.Networks)
+	refused, err := v.plan(ctx, p, a, b, nil, 0, cfg, &out)
+	if err != nil {
+		return out, err
+	}
+	out.Plan.Router = router
+	out.Plan.Notes = append(notes, out.Plan.Notes...)
+	for _, r := range append(refused, plan.Ailments(b, v.kernel)...) {
+		out.Ailing = append(out.Ailing, r.String())
+	}
+	for _, d := range out.Plan.Disruptions {
+		out.Ailing = append(out.Ailing, "not put back, for that isn't hitless: "+d.String())
+	}
+	if len(refused)+len(out.Plan.Disruptions) > 0 {
+		out.Plan = plan.Plan{New: a}
+	}
+	return out, nil
+}
+
+// view is one look at everything, beside what was committed.
+type view struct {
+	last   journal.Committed
+	kernel dataplane.Observation
+	frr    frr.Observation
+	held   []state.Claim // by the router
+}
+
+// see looks at the kernel with the namespaces, at FRR with the prefixes, and at what the ledger has of the router.
+func see(ctx context.Context, p Ports, last journal.Committed, netns []string, prefixes []netip.Prefix, router string) (view, error) {
+	v := view{last: last}
+	var err error
+	if v.kernel, err = p.Kernel.Observe(ctx, netns); err != nil {
+		return v, err
+	}
+	if p.CNI != nil {
+		if v.kernel.Attached, err = p.CNI.Attachments(ctx); err != nil {
+			return v, err
+		}
+	}
+	q := frr.Query{Config: true, Sessions: true, VNIs: true, Type3: true, Prefixes: prefixes}
+	if v.frr, err = p.FRR.Observe(ctx, q); err != nil {
+		return v, err
+	}
+	v.held, err = p.Ledger.Held(ctx, router)
+	return v, err
+}
+
+// plan fills in out's Plan and what isn't as it should be in BGP, or returns why there can be no plan from a to b.
+func (v view) plan(ctx context.Context, p Ports, a, b state.State, proposals []alloc.Proposal, confirm time.Duration, cfg *config.Config, out *Prepared) ([]plan.Refusal, error) {
+	look := plan.Look{Kernel: v.kernel, FRR: v.frr, Shared: shared(proposals)}
+	if err := unable(ctx, p, a, b, &look); err != nil {
+		return nil, err
+	}
+	if refused := plan.Check(a, b, look); len(refused) > 0 {
+		return refused, nil
+	}
+	drifted, drift, err := drifted(ctx, p.CNI, a, b)
+	if err != nil {
+		return nil, err
+	}
+	k, f := v.kernel, v.frr
 	theirs := func(n frr.Network) bool { return n.RouteMap == frr.Mark && !slices.Contains(a.Routes, n.Prefix) }
-	out.Plan = plan.Compute(a, b, plan.Input{
-		Generation: max(last.Generation, plan.NewestGeneration(k.Links)) + 1,
+	in := plan.Input{
+		Generation: max(v.last.Generation, plan.NewestGeneration(k.Links)) + 1,
 		ASN:        f.Instance.ASN,
 		Confirm:    confirm,
 		Timeout:    cfg.Transaction.Timeout,
@@ -131,24 +212,19 @@ func Prepare(ctx context.Context, p Ports, cfg *config.Config, confirm time.Dura
 		VNIs:      vnis(k.Links, f),
 		MapShared: slices.ContainsFunc(f.Networks, theirs),
 		Stale:     stale(k, a), Drifted: drifted,
-	})
-	out.Plan.Notes = append(notes, drift...)
-	for _, r := range plan.Ailments(b, k) {
-		out.Ailing = append(out.Ailing, cfg.Problem(r.Field, r.Msg).Error())
 	}
-	out.Ailing = append(out.Ailing, los.waiting()...)
-	if err := p.Ledger.Away(); err != nil {
-		out.Ailing = append(out.Ailing, err.Error())
+	out.Plan = plan.Compute(a, b, in)
+	out.Plan.Notes = drift
+	// What somebody took away is no permission: others still count on what was committed.
+	for _, d := range plan.Compute(v.last.State, b, in).Disruptions {
+		if !out.Plan.Empty() && !slices.Contains(out.Plan.Disruptions, d) {
+			out.Plan.Disruptions = append(out.Plan.Disruptions, d)
+		}
 	}
 	for _, l := range b.VXLANs() {
 		out.Unseen = append(out.Unseen, plan.Unseen(l, f)...)
 	}
-	if len(out.Plan.Disruptions) > 0 && !cfg.Transaction.AllowDisruptive {
-		for _, d := range out.Plan.Disruptions {
-			out.Refusals = append(out.Refusals, cfg.Problem("transaction.allowDisruptive", "not hitless: "+d.String()+"; set it to true to allow that, or give --allow-disruptive to `vtepd apply` or `vtepd rollback`"))
-		}
-	}
-	return out, nil
+	return nil, nil
 }
 
 // vnis are those that a device here has, or that FRR knows of, from anybody.

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -14,21 +15,21 @@ import (
 type wanted struct {
 	cfg     *config.Config // nil: nothing is to be done
 	sources []config.Source
-	files   string   // what a glance compares: of the files as they were read
-	dropped string   // fingerprint of the dropped files, "" when they can't be read
-	invalid bool     // what was dropped has problems; why has them
-	repair  bool     // it is what was verified last: nobody asked for a change
-	why     []string // for people
+	files   string // what a glance compares: of the files as they were read
+	dropped string // fingerprint of the dropped files, "" when they can't be read
+	// verdict is on what was asked for, where this is what was verified last and stands in for it; "" where it doesn't.
+	verdict status.Condition
+	failure *status.Failure // the same, of a transaction that was rolled back
+	repair  bool            // it is what was verified last: nobody asked for a change
+	why     []string        // for people
 	confirm time.Duration
 }
 
-// condition is c, or Invalid where what was dropped is.
-func (w wanted) condition(c status.Condition) status.Condition {
-	if w.invalid {
-		return status.Invalid
-	}
-	return c
-}
+// condition is c, or the verdict on what w stands in for.
+func (w wanted) condition(c status.Condition) status.Condition { return cmp.Or(w.verdict, c) }
+
+// final reports whether only other files can bring something else than w: it is what was asked for, or that has problems.
+func (w wanted) final() bool { return w.verdict == "" || w.verdict == status.Invalid }
 
 // wanted reads what was dropped. Where a pin stands in for it, that is wanted; where it has problems, the config that was
 // verified last. An error is one of the history's.
@@ -67,7 +68,7 @@ func (d *Daemon) wanted() (wanted, error) {
 		w.confirm = w.cfg.Transaction.Confirm
 		return w, nil
 	}
-	w.invalid, w.why = true, lines(readErr)
+	w.verdict, w.why = status.Invalid, lines(readErr)
 	good, err := d.History.Newest()
 	if errors.Is(err, history.ErrNone) {
 		return w, nil

@@ -65,25 +65,72 @@ func Fingerprint(srcs []config.Source) string {
 // ErrNone is returned where there is no such config.
 var ErrNone = errors.New("no such config is kept")
 
-const pinName = "pin.json"
+const (
+	pinName      = "pin.json"
+	proposedName = "proposed.json"
+)
 
-// Add keeps the config of a generation, and no more than Keep. The one that is the newest already is not kept again.
-func (h *History) Add(generation uint64, srcs []config.Source) error {
-	if newest, err := h.Newest(); err == nil && Fingerprint(newest.Sources) == Fingerprint(srcs) {
+// Propose writes down the config of a generation that is about to be carried out, for Accept. It replaces what was proposed before.
+func (h *History) Propose(generation uint64, srcs []config.Source) error {
+	return h.write(proposedName, Entry{Generation: generation, Time: now(), Sources: srcs})
+}
+
+// Withdraw forgets what was proposed; nothing is success.
+func (h *History) Withdraw() error { return h.remove(proposedName) }
+
+// Accept keeps the config that was proposed for a generation, now that it is verified, and no more than Keep; where another or none
+// was proposed, or it is kept already, it does nothing.
+func (h *History) Accept(generation uint64) error {
+	var e Entry
+	err := h.read(proposedName, &e)
+	if errors.Is(err, ErrNone) || err == nil && e.Generation != generation {
 		return nil
-	} else if err != nil && !errors.Is(err, ErrNone) {
+	}
+	if err != nil {
 		return err
 	}
-	if err := h.write(entryName(generation), Entry{Generation: generation, Time: time.Now().UTC().Truncate(time.Second), Sources: srcs}); err != nil {
+	newest, err := h.Newest()
+	if err == nil && Fingerprint(newest.Sources) == Fingerprint(e.Sources) {
+		return h.remove(proposedName)
+	}
+	if err != nil && !errors.Is(err, ErrNone) {
 		return err
 	}
+	// It takes no room on a disk that is full by now.
+	if err := os.Rename(h.path(proposedName), h.path(entryName(generation))); err != nil {
+		return fmt.Errorf("history: %w", err)
+	}
+	return h.prune()
+}
+
+func now() time.Time { return time.Now().UTC().Truncate(time.Second) }
+
+func (h *History) path(name string) string { return filepath.Join(h.dir, name) }
+
+// Add keeps the config of a generation that took no transaction, and no more than Keep. The one that is the newest already is not kept again.
+func (h *History) Add(generation uint64, srcs []config.Source) error {
+	newest, err := h.Newest()
+	if err == nil && Fingerprint(newest.Sources) == Fingerprint(srcs) {
+		return nil
+	}
+	if err != nil && !errors.Is(err, ErrNone) {
+		return err
+	}
+	if err := h.write(entryName(generation), Entry{Generation: generation, Time: now(), Sources: srcs}); err != nil {
+		return err
+	}
+	return h.prune()
+}
+
+// prune removes those that are too many.
+func (h *History) prune() error {
 	all, err := h.Generations()
 	if err != nil {
 		return err
 	}
 	for _, g := range all[:max(0, len(all)-Keep)] {
-		if err := os.Remove(filepath.Join(h.dir, entryName(g))); err != nil {
-			return fmt.Errorf("history: %w", err)
+		if err := h.remove(entryName(g)); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -148,14 +195,19 @@ func (h *History) SetPin(p *Pin) error {
 	if p != nil {
 		return h.write(pinName, p)
 	}
-	if err := os.Remove(filepath.Join(h.dir, pinName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	return h.remove(pinName)
+}
+
+// remove removes a file; none is success.
+func (h *History) remove(name string) error {
+	if err := os.Remove(h.path(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("history: %w", err)
 	}
 	return nil
 }
 
 func (h *History) read(name string, into any) error {
-	path := filepath.Join(h.dir, name)
+	path := h.path(name)
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return ErrNone
@@ -177,7 +229,7 @@ func (h *History) write(name string, v any) error {
 	if err != nil {
 		return fmt.Errorf("history: %w", err)
 	}
-	if err := renameio.WriteFile(filepath.Join(h.dir, name), raw, 0o600); err != nil {
+	if err := renameio.WriteFile(h.path(name), raw, 0o600); err != nil {
 		return fmt.Errorf("history: %w", err)
 	}
 	return nil

@@ -69,8 +69,12 @@ type Runner struct {
 	Lost bool
 	// Decide brings the word that a change that waits for it is good (true) or shall be undone (false).
 	Decide <-chan bool
+	// Reject is told why a change that waited to be confirmed is undone, before the journal forgets it: who takes it up again must not
+	// carry it out once more. Its error is one of the way back. May be nil.
+	Reject func(why error) error
 
 	router   string
+	rejected error     // why the change was undone, if it waited to be confirmed
 	tampered bool      // the last look saw links that weren't as they had been made
 	unsent   time.Time // since when only scouts are waited for; zero: they aren't
 	looks    uint64
@@ -187,6 +191,9 @@ func (r *Runner) Recover(ctx context.Context, rec journal.Record) error {
 		}
 		return r.proven(ctx, rec.Plan, forward)
 	}
+	if rec.Rejected() {
+		r.rejected = ErrUnconfirmed
+	}
 	return r.undo(ctx, rec.Plan, rec.Begun()-1)
 }
 
@@ -254,6 +261,9 @@ func (r *Runner) beat() {
 // failed goes back from step k and makes the error of the transaction.
 func (r *Runner) failed(ctx context.Context, p plan.Plan, k int, cause error) error {
 	e := &Error{Phase: p.Steps[k].Phase, Step: k, Object: object(cause), Err: cause}
+	if errors.Is(cause, ErrUnconfirmed) || errors.Is(cause, ErrRejected) {
+		r.rejected = e
+	}
 	e.Degraded = r.undo(context.WithoutCancel(ctx), p, k)
 	return e
 }
@@ -305,6 +315,11 @@ func (r *Runner) undo(ctx context.Context, p plan.Plan, k int) error {
 	if !r.Lost {
 		if err := r.back(ctx, p); err != nil {
 			return fmt.Errorf("the old state is not back: %w", err)
+		}
+	}
+	if r.rejected != nil && r.Reject != nil {
+		if err := r.Reject(r.rejected); err != nil {
+			return fmt.Errorf("what was undone would be carried out again: %w", err)
 		}
 	}
 	return r.Journal.End()
