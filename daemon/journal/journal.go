@@ -116,11 +116,16 @@ type Journal struct {
 
 	dir  string
 	file *os.File // nil: no transaction
+	// What is on disk once these have returned is what a crash leaves; tests see by them what that is.
+	syncFile func(*os.File) error
+	syncDir  func(dir string) error
 }
 
 // In returns the Journal of a directory. It reads nothing; the first write makes the directory, for root alone, when it
 // isn't there.
-func In(dir string) *Journal { return &Journal{dir: dir} }
+func In(dir string) *Journal {
+	return &Journal{dir: dir, syncFile: (*os.File).Sync, syncDir: syncDir}
+}
 
 func (j *Journal) makeDir() error {
 	if err := os.MkdirAll(j.dir, 0o700); err != nil {
@@ -141,7 +146,7 @@ func (j *Journal) Begin(p plan.Plan) error {
 	j.file = f
 	err = j.append(header{Version: Version, Place: j.Place, Plan: p})
 	if err == nil {
-		err = syncDir(j.dir)
+		err = j.syncDir(j.dir)
 	}
 	if err != nil {
 		return errors.Join(err, j.End()) // nothing has been done yet: nothing to recover
@@ -169,7 +174,7 @@ func (j *Journal) append(v any) error {
 	}
 	_, err = j.file.Write(line(raw))
 	if err == nil {
-		err = j.file.Sync()
+		err = j.syncFile(j.file)
 	}
 	if err != nil {
 		return errors.Join(fmt.Errorf("journal: %w", err), j.file.Truncate(at))
@@ -193,7 +198,7 @@ func (j *Journal) End() error {
 	if removed != nil && !errors.Is(removed, fs.ErrNotExist) {
 		return fmt.Errorf("journal: %w", removed)
 	}
-	if err := syncDir(j.dir); err != nil && (removed == nil || !errors.Is(err, fs.ErrNotExist)) {
+	if err := j.syncDir(j.dir); err != nil && (removed == nil || !errors.Is(err, fs.ErrNotExist)) {
 		return err
 	}
 	return nil
@@ -337,7 +342,7 @@ func (j *Journal) Commit(c Committed) error {
 	if err := renameio.WriteFile(j.path(committedName), append(raw, '\n'), 0o600); err != nil {
 		return fmt.Errorf("committed state: %w", err)
 	}
-	return syncDir(j.dir)
+	return j.syncDir(j.dir)
 }
 
 func (j *Journal) path(name string) string { return filepath.Join(j.dir, name) }
