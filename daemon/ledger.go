@@ -19,6 +19,7 @@ import (
 	"vtepd/alloc"
 	"vtepd/daemon/config"
 	"vtepd/daemon/desired"
+	"vtepd/daemon/disk"
 	"vtepd/daemon/journal"
 	"vtepd/daemon/state"
 )
@@ -41,8 +42,9 @@ type LedgerOptions struct {
 // StoreLedger is the Ledger over the alloc.Store that the config names. It owns the store, and which one that is changes only
 // with the config, and only if every value that this router holds is in the new one already.
 type StoreLedger struct {
-	o     LedgerOptions
-	waits atomic.Bool // something would go on if the store changed
+	o       LedgerOptions
+	syncDir func(dir string) error // tests see by it what is on disk, and when
+	waits   atomic.Bool            // something would go on if the store changed
 
 	mu      sync.Mutex
 	at      *whereabouts  // nil: not read yet
@@ -76,7 +78,7 @@ var _ Ledger = (*StoreLedger)(nil)
 
 // NewLedger opens nothing yet.
 func NewLedger(o LedgerOptions) *StoreLedger {
-	return &StoreLedger{o: o, changed: make(chan struct{})}
+	return &StoreLedger{o: o, syncDir: disk.SyncDir, changed: make(chan struct{})}
 }
 
 // Close lets go of the store.
@@ -132,6 +134,9 @@ func (l *StoreLedger) settle(w whereabouts) error {
 		raw, err := json.MarshalIndent(w, "", "  ")
 		if err == nil {
 			err = renameio.WriteFile(filepath.Join(l.o.State, whereaboutsName), append(raw, '\n'), 0o600)
+		}
+		if err == nil {
+			err = l.syncDir(l.o.State)
 		}
 		if err != nil {
 			return fmt.Errorf("where the claims are: %w", err)

@@ -41,6 +41,40 @@ func ledgerOn(store alloc.Store) *StoreLedger {
 	})
 }
 
+// TestWhereaboutsSync: where the claims are is on disk, with its name, before anything is claimed there.
+func TestWhereaboutsSync(t *testing.T) {
+	dir := t.TempDir()
+	store := memstore.New().Open()
+	l := NewLedger(LedgerOptions{
+		Open:  func(config.Store, string, string) (alloc.Store, error) { return lent{store}, nil },
+		State: dir, Journal: journal.In(dir),
+	})
+	refuse, synced, sync := errors.New("the disk is gone"), 0, l.syncDir
+	l.syncDir = func(of string) error {
+		if _, err := os.Stat(filepath.Join(dir, whereaboutsName)); err != nil || of != dir {
+			t.Errorf("%s is synced: %v", of, err)
+		}
+		synced++
+		return errors.Join(refuse, sync(of))
+	}
+	cfg, err := config.Parse("f", []byte(firstVNI))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Propose(t.Context(), cfg); !errors.Is(err, refuse) || !strings.Contains(err.Error(), "store: where the claims are: ") {
+		t.Errorf("refused: %v", err)
+	}
+	refuse = nil
+	for range 2 {
+		if _, err := l.Propose(t.Context(), cfg); err != nil {
+			t.Error(err)
+		}
+	}
+	if synced != 2 {
+		t.Errorf("synced %d times, want once for each that was written", synced)
+	}
+}
+
 // lent is a store that its opener closes.
 type lent struct{ alloc.Store }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/google/renameio/v2"
 
 	"vtepd/daemon/config"
+	"vtepd/daemon/disk"
 )
 
 // Keep is how many verified configs are kept.
@@ -44,10 +45,13 @@ type Pin struct {
 }
 
 // History is the directory.
-type History struct{ dir string }
+type History struct {
+	dir     string
+	syncDir func(dir string) error // tests see by it what is on disk, and when
+}
 
 // In returns the History of a directory. It reads nothing; the first write makes it, for root alone.
-func In(dir string) *History { return &History{dir: dir} }
+func In(dir string) *History { return &History{dir: dir, syncDir: disk.SyncDir} }
 
 // Fingerprint tells files apart by their names and bytes; it is "" for none.
 func Fingerprint(srcs []config.Source) string {
@@ -97,7 +101,11 @@ func (h *History) Accept(generation uint64) error {
 		return err
 	}
 	// It takes no room on a disk that is full by now.
-	if err := os.Rename(h.path(proposedName), h.path(entryName(generation))); err != nil {
+	err = os.Rename(h.path(proposedName), h.path(entryName(generation)))
+	if err == nil {
+		err = h.syncDir(h.dir)
+	}
+	if err != nil {
 		return fmt.Errorf("history: %w", err)
 	}
 	return h.prune()
@@ -200,7 +208,14 @@ func (h *History) SetPin(p *Pin) error {
 
 // remove removes a file; none is success.
 func (h *History) remove(name string) error {
-	if err := os.Remove(h.path(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	err := os.Remove(h.path(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		err = h.syncDir(h.dir)
+	}
+	if err != nil {
 		return fmt.Errorf("history: %w", err)
 	}
 	return nil
@@ -229,7 +244,11 @@ func (h *History) write(name string, v any) error {
 	if err != nil {
 		return fmt.Errorf("history: %w", err)
 	}
-	if err := renameio.WriteFile(h.path(name), raw, 0o600); err != nil {
+	err = renameio.WriteFile(h.path(name), raw, 0o600)
+	if err == nil {
+		err = h.syncDir(h.dir)
+	}
+	if err != nil {
 		return fmt.Errorf("history: %w", err)
 	}
 	return nil

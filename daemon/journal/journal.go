@@ -20,6 +20,7 @@ import (
 
 	"github.com/google/renameio/v2"
 
+	"vtepd/daemon/disk"
 	"vtepd/daemon/plan"
 	"vtepd/daemon/state"
 )
@@ -124,11 +125,18 @@ type Journal struct {
 // In returns the Journal of a directory. It reads nothing; the first write makes the directory, for root alone, when it
 // isn't there.
 func In(dir string) *Journal {
-	return &Journal{dir: dir, syncFile: (*os.File).Sync, syncDir: syncDir}
+	return &Journal{dir: dir, syncFile: (*os.File).Sync, syncDir: disk.SyncDir}
 }
 
 func (j *Journal) makeDir() error {
 	if err := os.MkdirAll(j.dir, 0o700); err != nil {
+		return fmt.Errorf("state directory: %w", err)
+	}
+	return nil
+}
+
+func (j *Journal) syncNames() error {
+	if err := j.syncDir(j.dir); err != nil {
 		return fmt.Errorf("state directory: %w", err)
 	}
 	return nil
@@ -146,7 +154,7 @@ func (j *Journal) Begin(p plan.Plan) error {
 	j.file = f
 	err = j.append(header{Version: Version, Place: j.Place, Plan: p})
 	if err == nil {
-		err = j.syncDir(j.dir)
+		err = j.syncNames()
 	}
 	if err != nil {
 		return errors.Join(err, j.End()) // nothing has been done yet: nothing to recover
@@ -198,7 +206,7 @@ func (j *Journal) End() error {
 	if removed != nil && !errors.Is(removed, fs.ErrNotExist) {
 		return fmt.Errorf("journal: %w", removed)
 	}
-	if err := j.syncDir(j.dir); err != nil && (removed == nil || !errors.Is(err, fs.ErrNotExist)) {
+	if err := j.syncNames(); err != nil && (removed == nil || !errors.Is(err, fs.ErrNotExist)) {
 		return err
 	}
 	return nil
@@ -342,19 +350,7 @@ func (j *Journal) Commit(c Committed) error {
 	if err := renameio.WriteFile(j.path(committedName), append(raw, '\n'), 0o600); err != nil {
 		return fmt.Errorf("committed state: %w", err)
 	}
-	return j.syncDir(j.dir)
+	return j.syncNames()
 }
 
 func (j *Journal) path(name string) string { return filepath.Join(j.dir, name) }
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return fmt.Errorf("state directory: %w", err)
-	}
-	defer d.Close()
-	if err := d.Sync(); err != nil {
-		return fmt.Errorf("state directory: %w", err)
-	}
-	return nil
-}
