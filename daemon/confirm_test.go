@@ -495,6 +495,40 @@ func TestRecoverElsewhere(t *testing.T) {
 	})
 }
 
+// TestFollow: the namespaces of parents are followed as long as the config or what is live has any there.
+func TestFollow(t *testing.T) {
+	in(t, func(t *testing.T, r *running) {
+		var followed [][]string
+		r.ports.Follow = func(names []string) { followed = append(followed, names) }
+		follows := func(what string, want ...string) {
+			t.Helper()
+			if len(followed) == 0 || !slices.Equal(followed[len(followed)-1], want) {
+				t.Errorf("%s: %q, want %q", what, followed, want)
+			}
+			followed = nil
+		}
+		there := strings.NewReplacer("parent: eth1", "parent: up0, parentNetns: host").Replace(firstVNI)
+		r.write(firstVNI)
+		r.start()
+		follows("none")
+		r.drop(strings.ReplaceAll(there, "up0", "up1"))
+		if s, _ := r.board.Get(); s.Condition != status.Refused {
+			t.Errorf("%s", s.Condition)
+		}
+		follows("wanted", "host")
+		r.drop(there)
+		r.is(status.Idle)
+		follows("wanted", "host")
+		r.after(auditEvery)
+		follows("live", "host")
+		r.drop(firstVNI)
+		r.is(status.Idle)
+		follows("live still", "host")
+		r.after(auditEvery)
+		follows("not any more")
+	})
+}
+
 func TestNothingToTell(t *testing.T) {
 	in(t, func(t *testing.T, r *running) {
 		r.write(firstVNI)

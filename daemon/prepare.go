@@ -38,6 +38,9 @@ type Ports struct {
 	FRR     frr.Router
 	Ledger  Ledger
 	Journal *journal.Journal
+	// Follow is told which namespaces beside the router's are looked at, before they are, so that what happens in them from then on
+	// is a hint; nil: they are looked at without one.
+	Follow func(names []string)
 }
 
 // Prepared is a config turned into a plan, with nothing touched.
@@ -128,7 +131,7 @@ func PrepareLive(ctx context.Context, p Ports, cfg *config.Config) (Prepared, er
 		router = desired.RouterOf(last.State.Claims[0].Name)
 	}
 	var out Prepared
-	v, err := see(ctx, p, last, namespaces(&config.Config{}, last.State), last.State.Routes, router)
+	v, err := see(ctx, p, last, namespaces(cfg, last.State), last.State.Routes, router)
 	out.Kernel, out.FRR = v.kernel, v.frr
 	if err != nil {
 		return out, err
@@ -167,6 +170,9 @@ type view struct {
 // see looks at the kernel with the namespaces, at FRR with the prefixes, and at what the ledger has of the router.
 func see(ctx context.Context, p Ports, last journal.Committed, netns []string, prefixes []netip.Prefix, router string) (view, error) {
 	v := view{last: last}
+	if p.Follow != nil {
+		p.Follow(netns)
+	}
 	var err error
 	if v.kernel, err = p.Kernel.Observe(ctx, netns); err != nil {
 		return v, err

@@ -29,7 +29,7 @@ type drift struct {
 }
 
 // drifting is a lab whose first leaf has an endpoint on eth1 with three VNIs, two of them with hosts, and, where more is
-// true, another one on par0.
+// true, another one on par0, and one on par0 of the namespace far.
 func drifting(t *testing.T, more bool) *drift {
 	t.Helper()
 	d := &drift{story: deploy(t)}
@@ -41,7 +41,9 @@ func drifting(t *testing.T, more bool) *drift {
 	one := d.overlay(3)
 	if more {
 		d.ip("link add par0 mtu 9214 type dummy", "link set par0 up")
-		one.Endpoints = "  vtep1: {ipvlan: {parent: par0}, address: {static: 10.0.2.31}}\n"
+		d.far("netns add far", "-n far link add par0 type dummy", "-n far link set par0 up")
+		one.Endpoints = "  vtep1: {ipvlan: {parent: par0}, address: {static: 10.0.2.31}}\n" +
+			"  vtep2: {ipvlan: {parent: par0, parentNetns: far}, address: {static: 10.0.2.32}}\n"
 		one.MoreVNIs = "  3001: {endpoint: vtep1}\n"
 		d.carry(d.one, one, "10.0.0.11")
 	}
@@ -54,6 +56,15 @@ func (d *drift) ip(commands ...string) {
 	d.Helper()
 	for _, c := range commands {
 		_, err := d.one.Leaf.Exec(d.ctx, append([]string{"ip"}, strings.Fields(c)...)...)
+		d.must(err)
+	}
+}
+
+// far runs ip where vtepd sees the names of namespaces.
+func (d *drift) far(commands ...string) {
+	d.Helper()
+	for _, c := range commands {
+		_, err := d.one.Sidecar.Exec(d.ctx, append([]string{"ip"}, strings.Fields(c)...)...)
 		d.must(err)
 	}
 }
@@ -174,6 +185,18 @@ func TestDrift(t *testing.T) {
 	d.mended("another endpoint's address taken", func() { d.ip("addr del 10.0.2.31/32 dev " + d.endpoint("vtep1")) }, "addresses none, wanted 10.0.2.31/32")
 	d.waits("parent deleted", func() { d.ip("link del par0") }, func() { d.ip("link add par0 mtu 9214 type dummy", "link set par0 up") },
 		"endpoints.vtep1.ipvlan.parent: no link par0 in the router's namespace")
+	far := func(do, undo []string, words ...string) {
+		t.Helper()
+		d.waits("in another namespace: "+do[0], func() { d.far(do...) }, func() { d.far(undo...) }, words...)
+	}
+	const parent = "endpoints.vtep2.ipvlan.parent: "
+	again := []string{"-n far link add par0 type dummy", "-n far link set par0 up"}
+	far([]string{"-n far link set par0 name up0"}, []string{"-n far link set up0 name par0"}, parent+"no link par0 in namespace far")
+	far([]string{"-n far link set par0 down"}, []string{"-n far link set par0 up"}, parent+"par0 is down, and the endpoint with it; set it up")
+	far([]string{"-n far link del par0"}, again, parent+"no link par0 in namespace far")
+	far([]string{"netns del far"}, append([]string{"netns add far"}, again...), "endpoints.vtep2.ipvlan.parentNetns: namespace far: ")
+	// It is the new one that is followed.
+	far([]string{"-n far link set par0 name up0"}, []string{"-n far link set up0 name par0"}, parent+"no link par0 in namespace far")
 	d.account(tr)
 
 	// Under its own feet.

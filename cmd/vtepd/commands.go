@@ -106,6 +106,12 @@ func run(ctx context.Context, p *places, log *slog.Logger) (err error) {
 	if err != nil {
 		return err
 	}
+	elsewhere, err := monitor.OpenElsewhere(monitor.Options{})
+	if err != nil {
+		return err
+	}
+	ports.Follow = elsewhere.Follow
+	news = append(news, source{elsewhere.Run, elsewhere.C, false})
 	board := &status.Board{}
 	board.Update(func(s *status.Snapshot) { s.Version, s.Config, s.Condition = version, p.config, status.Starting })
 	tasks, ctx := errgroup.WithContext(ctx)

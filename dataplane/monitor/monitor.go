@@ -1,5 +1,5 @@
-// Package monitor turns the kernel's news of links and addresses in one namespace into hints to look again. It owns its
-// socket; it never says what changed, since news can be lost and a look can't.
+// Package monitor turns the kernel's news of links and addresses, in one namespace or in those of some names, into hints to look
+// again. It owns its sockets; it never says what changed, since news can be lost and a look can't.
 package monitor
 
 import (
@@ -36,7 +36,9 @@ type Monitor struct {
 }
 
 // Open starts listening.
-func Open(o Options) (*Monitor, error) {
+func Open(o Options) (*Monitor, error) { return open(o, make(chan struct{}, 1)) }
+
+func open(o Options, hints chan struct{}) (*Monitor, error) {
 	c := &netlink.Config{Groups: unix.RTMGRP_LINK | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR}
 	if o.Netns != nil {
 		c.NetNS = o.Netns.Fd()
@@ -52,7 +54,6 @@ func Open(o Options) (*Monitor, error) {
 	if err := conn.SetReadBuffer(size); err != nil {
 		return nil, errors.Join(fmt.Errorf("listen to the kernel's links: %w", err), conn.Close())
 	}
-	hints := make(chan struct{}, 1)
 	return &Monitor{C: hints, c: hints, conn: conn}, nil
 }
 

@@ -43,10 +43,10 @@ func start(t *testing.T, buffer int) (*monitor.Monitor, *netlink.Handle) {
 	return m, h
 }
 
-func hint(t *testing.T, m *monitor.Monitor) {
+func hint(t *testing.T, c <-chan struct{}) {
 	t.Helper()
 	select {
-	case <-m.C:
+	case <-c:
 	case <-time.After(30 * time.Second):
 		t.Fatal("no hint")
 	}
@@ -58,7 +58,7 @@ func TestEachKindOfNewsIsAHint(t *testing.T) {
 	if err := h.LinkAdd(br); err != nil {
 		t.Fatal(err)
 	}
-	hint(t, m)
+	hint(t, m.C)
 	for _, a := range []string{"192.0.2.1/32", "2001:db8::1/128"} {
 		p, err := netlink.ParseAddr(a)
 		if err != nil {
@@ -67,12 +67,12 @@ func TestEachKindOfNewsIsAHint(t *testing.T) {
 		if err := h.AddrAdd(br, p); err != nil {
 			t.Fatal(err)
 		}
-		hint(t, m)
+		hint(t, m.C)
 	}
 	if err := h.LinkDel(br); err != nil {
 		t.Fatal(err)
 	}
-	hint(t, m)
+	hint(t, m.C)
 }
 
 // TestOverrun looks after every hint, as the daemon does, while 10,000 changes go through a buffer that holds a handful:
@@ -101,7 +101,7 @@ func TestOverrun(t *testing.T) {
 	}()
 	looks := 0
 	for seen := ""; seen != last; looks++ {
-		hint(t, m)
+		hint(t, m.C)
 		l, err := h.LinkByName("br0")
 		if err != nil {
 			t.Fatal(err)

@@ -80,14 +80,26 @@ func (n *NS) Do(fn func() error) error {
 	return locked(func() error { return unix.Setns(n.Fd(), unix.CLONE_NEWNET) }, fn)
 }
 
+// ID tells a namespace from any other for as long as it is there: what names another one later may have the same.
+type ID struct{ dev, ino uint64 }
+
+// ID is that of the namespace.
+func (n *NS) ID() (ID, error) {
+	var s unix.Stat_t
+	if err := unix.Fstat(n.Fd(), &s); err != nil {
+		return ID{}, &os.PathError{Op: "fstat", Path: n.f.Name(), Err: err}
+	}
+	return ID{s.Dev, s.Ino}, nil
+}
+
 // Same reports whether both are handles of one namespace.
 func (n *NS) Same(o *NS) bool {
-	a, err := n.f.Stat()
+	a, err := n.ID()
 	if err != nil {
 		return false
 	}
-	b, err := o.f.Stat()
-	return err == nil && os.SameFile(a, b)
+	b, err := o.ID()
+	return err == nil && a == b
 }
 
 // locked runs enter and then fn on a thread of its own, and takes the thread back to the caller's namespace. Where
