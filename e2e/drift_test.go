@@ -122,8 +122,11 @@ func (d *drift) logged(after time.Time, words ...string) (at time.Time, times in
 	return at, times
 }
 
+// unaided is how soon what happens must be seen, for it to be known that vtepd was told: by itself it looks at everything once a
+// minute. How fast it is beside that is told, not asserted: the guest has no clock to go by.
+const unaided = 20 * time.Second
+
 // mended does something to the router, and holds the daemon to putting it back, once, with a word in the log, and counted.
-// Times are told, not asserted: the guest has no clock to go by.
 func (d *drift) mended(what string, do func(), says string) {
 	d.Helper()
 	d.mendedIn(1, what, do, says)
@@ -149,6 +152,9 @@ func (d *drift) mendedIn(most int, what string, do func(), says string) {
 	if n := int(snap.Repairs.Count - before.Repairs.Count); n > most || times > most || times == 0 || !strings.Contains(strings.Join(snap.Repairs.What, "\n"), says) {
 		d.Errorf("%s: %d repairs, said %d times: %q, want one of %q", what, n, times, snap.Repairs.What, says)
 	}
+	if late := seen.Sub(done); late > unaided {
+		d.Errorf("%s: seen %v after it was done: nobody told vtepd", what, late)
+	}
 	d.Logf("drift: %s: done in %v; seen after %v, repaired after %v", what, done.Sub(began).Round(time.Millisecond),
 		seen.Sub(began).Round(time.Millisecond), snap.Repairs.Last.Sub(began).Round(time.Millisecond))
 }
@@ -158,9 +164,13 @@ func (d *drift) waits(what string, do, undo func(), words ...string) {
 	d.Helper()
 	began := time.Now()
 	do()
+	done := time.Now()
 	_, err := d.one.Settle(d.ctx, "waits: "+what, func(n status.Snapshot) error { return says(status.Waiting, words...)(n) })
 	d.must(err)
 	seen := time.Since(began)
+	if late := time.Since(done); late > unaided {
+		d.Errorf("%s: named %v after it was done: nobody told vtepd", what, late)
+	}
 	began = time.Now()
 	undo()
 	_, err = d.one.Settle(d.ctx, "goes on: "+what, idleOn("10.0.0.11"))
@@ -328,6 +338,9 @@ func TestDriftLines(t *testing.T) {
 		_, err = d.one.Settle(d.ctx, "sees the end of "+what, func(n status.Snapshot) error { return says(status.Waiting, daemons[len(daemons)-1]+".vty")(n) })
 		d.must(err)
 		seen := time.Since(began)
+		if seen > unaided {
+			t.Errorf("the end of %s: seen after %v: nobody told vtepd", what, seen)
+		}
 		for _, name := range daemons {
 			d.must(d.one.Leaf.StartDaemon(d.ctx, name))
 		}
