@@ -191,6 +191,13 @@ func (l *StoreLedger) use(ctx context.Context, cfg *config.Config) (*alloc.Claim
 	if err != nil {
 		return nil, err
 	}
+	last, err := l.o.Journal.Committed()
+	if err != nil {
+		return nil, err
+	}
+	if err := renamed(last.State.Claims, cfg); err != nil {
+		return nil, err
+	}
 	if !l.named(w.Store).Equal(l.named(cfg.Store)) {
 		if err := l.move(ctx, w, cfg); err != nil {
 			return nil, err
@@ -214,6 +221,34 @@ func (l *StoreLedger) use(ctx context.Context, cfg *config.Config) (*alloc.Claim
 		l.pools = list
 	}
 	return c, nil
+}
+
+// renamed refuses a config that calls the router otherwise than the claims that are live: they would be claims of a router that is
+// gone, and the router would be renumbered.
+func renamed(live []state.Claim, cfg *config.Config) error {
+	var names, values []string
+	for _, c := range live {
+		if router := desired.RouterOf(c.Name); router != cfg.Node.Name {
+			names, values = append(names, router), append(values, fmt.Sprintf("%s of pool %s", c.Value, c.Pool))
+		}
+	}
+	if names == nil {
+		return nil
+	}
+	slices.Sort(names)
+	old := strings.Join(slices.Compact(names), ", ")
+	return config.Problems{cfg.Problem("node.name", fmt.Sprintf(
+		"is %s, and what is live is claimed by %s: %s; name it %[2]s again, or change to a config of that name first that claims nothing (the values excluded from their pools and given as static ones, say)",
+		cfg.Node.Name, old, listed(values)))}
+}
+
+// listed is the first few of texts, and how many more there are.
+func listed(texts []string) string {
+	const most = 5
+	if len(texts) > most {
+		return fmt.Sprintf("%s, and %d more", strings.Join(texts[:most], ", "), len(texts)-most)
+	}
+	return strings.Join(texts, ", ")
 }
 
 // move goes over to the store of cfg. What this router holds, by what is live and by the old store if that can be asked, must be in
@@ -278,20 +313,8 @@ type strandedError struct {
 }
 
 func (e strandedError) Error() string {
-	const most = 5
-	text := ""
-	for i, m := range e.missing {
-		if i == most {
-			text += fmt.Sprintf(", and %d more", len(e.missing)-most)
-			break
-		}
-		if i > 0 {
-			text += ", "
-		}
-		text += m
-	}
 	return fmt.Sprintf("the claims are in %s, and %s hasn't what this router holds: %s; copy them with `vtepd store copy --from %s --to %s`, or name the old store again",
-		e.from, e.to, text, e.from, e.to)
+		e.from, e.to, listed(e.missing), e.from, e.to)
 }
 
 // named is a store with the path of the one by default.

@@ -784,6 +784,55 @@ func TestForgottenClaims(t *testing.T) {
 	}
 }
 
+// TestRouterRenamed: a router under another name is refused while what is live is claimed under the old one, whether its store can be
+// asked or not, and the way that the refusal names renumbers nobody and leaves nothing behind.
+func TestRouterRenamed(t *testing.T) {
+	in(t, func(t *testing.T, r *running) {
+		l := ledgerOn(r.store)
+		l.o.Journal = r.ports.Journal
+		r.ports.Ledger = l
+		r.write(firstVNI)
+		r.start()
+		r.after(5 * time.Second)
+		r.is(status.Idle)
+		facts, writes := r.facts(t), r.writes()
+		as := func(text, name string) string { return strings.Replace(text, "name: r1", "name: "+name, 1) }
+		const others = "p2@10.250.0.1 r2/loopback/lo0/ipv4"
+		const why = "FILE:2:14: node.name: is r3, and what is live is claimed by r1: 10.255.0.1 of pool vteps; name it r1 again, or change to a " +
+			"config of that name first that claims nothing (the values excluded from their pools and given as static ones, say)"
+		refused := func() {
+			t.Helper()
+			r.drop(as(firstVNI, "r3"))
+			r.after(time.Hour)
+			r.is(status.Refused, why)
+		}
+		refused()
+		r.store.Fail = func(string, string) error { return errors.New("connection refused") }
+		refused()
+		r.store.Fail = nil
+		if r.facts(t) != facts || r.writes() != writes {
+			t.Error("what is live was touched")
+		}
+		same(t, "ledger", holders(t, r.store), []string{others, "vteps@10.255.0.1 r1/endpoint/vtep0"})
+
+		fixed := strings.NewReplacer("{pool: vteps}", "{static: 10.255.0.1}", "exclude: [10.255.0.0]", "exclude: [10.255.0.0, 10.255.0.1]").Replace(firstVNI)
+		for _, name := range []string{"r1", "r3"} {
+			r.drop(as(fixed, name))
+			r.after(time.Minute)
+			r.is(status.Idle)
+			same(t, "ledger of "+name, holders(t, r.store), []string{others})
+		}
+		r.drop(as(firstVNI, "r3"))
+		r.after(time.Minute)
+		r.is(status.Idle)
+		same(t, "ledger", holders(t, r.store), []string{others, "vteps@10.255.0.1 r3/endpoint/vtep0"})
+		// The facts name what r1 holds.
+		if want := strings.Replace(facts, "[10.255.0.1 of pool vteps for r1/endpoint/vtep0]", "[]", 1); r.facts(t) != want {
+			t.Errorf("got\n%s\nwant\n%s", r.facts(t), want)
+		}
+	})
+}
+
 // TestColdStart: three routers that share a pool start at once, two of which want one address: one has it, the other says why not,
 // and goes on once told otherwise.
 func TestColdStart(t *testing.T) {
