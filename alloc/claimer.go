@@ -604,10 +604,8 @@ func (c *Claimer) Held(ctx context.Context, router string) ([]Allocation, error)
 		return nil, err
 	}
 	var out []Allocation
-	for _, a := range c.v.all {
-		if slices.ContainsFunc(a.Holders, func(h Holder) bool { return strings.HasPrefix(h.Claim, router+"/") }) {
-			out = append(out, a.clone())
-		}
+	for _, a := range c.v.routers[router] {
+		out = append(out, a.clone())
 	}
 	slices.SortFunc(out, func(a, b Allocation) int { return strings.Compare(a.Name, b.Name) })
 	return out, nil
@@ -747,21 +745,15 @@ func (c *Claimer) Check(ctx context.Context, router string, claims []Claim, stat
 	if err != nil {
 		return nil, err
 	}
-	// keeps: by claim, whether it will go on holding the allocation.
 	wants := map[string]Proposal{}
 	for _, p := range plan {
 		wants[p.Claim.Name] = p
 	}
-	static := map[string][]string{}
-	for _, s := range statics {
-		if v, _, err := Canonical(s.Value); err == nil {
-			static[v] = append(static[v], s.Object)
-		}
-	}
 	leaves := func(h Holder, a Allocation) bool {
 		p, ok := wants[h.Claim]
 		if !ok || p.Claim.UID != h.UID {
-			return strings.HasPrefix(h.Claim, router+"/")
+			r, _ := routerOf(h.Claim)
+			return r == router
 		}
 		return p.Condition == nil && p.Allocation.Name != a.Name
 	}
@@ -769,18 +761,23 @@ func (c *Claimer) Check(ctx context.Context, router string, claims []Claim, stat
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var out []Theft
-	for _, a := range c.v.all {
-		for _, h := range a.Holders {
-			if leaves(h, *a) {
-				continue
-			}
-			for _, by := range static[a.Value] {
-				if by != h.Claim {
-					out = append(out, Theft{a.clone(), h.Claim, by})
+	for _, st := range statics {
+		value, _, err := Canonical(st.Value)
+		if err != nil {
+			continue
+		}
+		for _, a := range c.v.named(value) {
+			for _, h := range a.Holders {
+				if h.Claim != st.Object && !leaves(h, *a) {
+					out = append(out, Theft{a.clone(), h.Claim, st.Object})
 				}
 			}
-			if p, ok := wants[h.Claim]; ok && p.Claim.UID == h.UID && c.v.pools.byName[a.Pool] == nil {
-				out = append(out, Theft{a.clone(), h.Claim, ""})
+		}
+	}
+	for _, cl := range claims {
+		for _, a := range c.v.claims[cl.Name] {
+			if c.v.pools.byName[a.Pool] == nil && a.HeldBy(cl.Name, cl.UID) && !leaves(Holder{Claim: cl.Name, UID: cl.UID}, *a) {
+				out = append(out, Theft{a.clone(), cl.Name, ""})
 			}
 		}
 	}

@@ -16,6 +16,7 @@ type view struct {
 	all     map[string]*Allocation
 	damaged map[string]Damage
 	claims  map[string][]*Allocation // by claim name: held, and for unbound ones kept for
+	routers map[string][]*Allocation // by router: held by claims of it
 	groups  map[groupKey][]*Allocation
 	taken   map[string]*runs // by pool that exists: positions of allocations and of damage
 	perPool map[string]*tally
@@ -33,7 +34,7 @@ func newView(pools *Pools) *view {
 // index builds everything that follows from pools, all and damaged.
 func (v *view) index(pools *Pools) {
 	v.pools = pools
-	v.claims, v.groups = map[string][]*Allocation{}, map[groupKey][]*Allocation{}
+	v.claims, v.routers, v.groups = map[string][]*Allocation{}, map[string][]*Allocation{}, map[groupKey][]*Allocation{}
 	v.taken, v.perPool = map[string]*runs{}, map[string]*tally{}
 	for n := range pools.byName {
 		v.taken[n] = &runs{}
@@ -140,6 +141,9 @@ func (v *view) link(a *Allocation) {
 	for _, n := range names(a) {
 		v.claims[n] = append(v.claims[n], a)
 	}
+	for _, r := range routers(a) {
+		v.routers[r] = append(v.routers[r], a)
+	}
 	if a.Group != "" {
 		k := groupKey{a.Pool, a.Group}
 		v.groups[k] = append(v.groups[k], a)
@@ -151,15 +155,13 @@ func (v *view) link(a *Allocation) {
 
 func (v *view) unlink(a *Allocation) {
 	for _, n := range names(a) {
-		if v.claims[n] = drop(v.claims[n], a); len(v.claims[n]) == 0 {
-			delete(v.claims, n)
-		}
+		drop(v.claims, n, a)
+	}
+	for _, r := range routers(a) {
+		drop(v.routers, r, a)
 	}
 	if a.Group != "" {
-		k := groupKey{a.Pool, a.Group}
-		if v.groups[k] = drop(v.groups[k], a); len(v.groups[k]) == 0 {
-			delete(v.groups, k)
-		}
+		drop(v.groups, groupKey{a.Pool, a.Group}, a)
 	}
 	if !v.give(a.Pool, a.Value) {
 		v.tally(a.Pool).outside--
@@ -181,11 +183,51 @@ func names(a *Allocation) []string {
 	return slices.Compact(n)
 }
 
-func drop(s []*Allocation, a *Allocation) []*Allocation {
-	if i := slices.Index(s, a); i >= 0 {
-		return slices.Delete(s, i, i+1)
+// routers are those whose claims hold a, each once.
+func routers(a *Allocation) []string {
+	var out []string
+	for _, h := range a.Holders {
+		if r, ok := routerOf(h.Claim); ok && !slices.Contains(out, r) {
+			out = append(out, r)
+		}
 	}
-	return s
+	return out
+}
+
+// routerOf is the router that makes a claim: what stands before the first slash.
+func routerOf(claim string) (string, bool) {
+	router, _, ok := strings.Cut(claim, "/")
+	return router, ok
+}
+
+// drop takes a out of what an index has under a key.
+func drop[K comparable](index map[K][]*Allocation, key K, a *Allocation) {
+	s := index[key]
+	if i := slices.Index(s, a); i >= 0 {
+		s = slices.Delete(s, i, i+1)
+	}
+	if index[key] = s; len(s) == 0 {
+		delete(index, key)
+	}
+}
+
+// named are the allocations of one value, whatever pools they are of.
+func (v *view) named(value string) []*Allocation {
+	var out []*Allocation
+	add := func(pool string) {
+		if a := v.all[Name(pool, value)]; a != nil {
+			out = append(out, a)
+		}
+	}
+	for _, n := range v.pools.names {
+		add(n)
+	}
+	for n := range v.perPool { // whatever is of a pool that there isn't is counted
+		if v.pools.byName[n] == nil {
+			add(n)
+		}
+	}
+	return out
 }
 
 // heldBy is what a claim holds, newest first. More than one is right only as a move in progress: every one but the oldest says

@@ -750,6 +750,8 @@ func rules(t *testing.T, ledger NewLedger) {
 		a.SetPools(mustPools(t, address("q", "", nil, "10.1.0.0/24")))
 		check("pool removed under a claim", []alloc.Claim{x}, nil, "10.0.0.0 of pool p is held by leaf1/x, and the config has no such pool")
 		check("pool removed, the claim moves", []alloc.Claim{claim("leaf1/x", "q", "")}, nil)
+		check("pool removed, its value given to another", nil, []alloc.Static{{Object: "leaf1/w", Value: "10.0.0.1"}},
+			"10.0.0.1 is given to leaf1/w, but leaf2/y holds it (pool p)")
 	})
 	t.Run("claims of a router that is gone: listed, and released by command", func(t *testing.T) {
 		a, b := two(t, address("p", "", nil, "10.0.0.0/24"))
