@@ -737,9 +737,9 @@ func (t Theft) Error() string {
 }
 
 // Check finds what a config, with the present pools, would take from a live holder: a value that a static gives to another
-// object, or a pool removed under a claim. It is none if the same config moves the holder, by its Plan: to another value, or to a
-// static of its own. Claims that router makes and the config has no longer are about to be released, and can't be robbed. Sorted by
-// allocation.
+// object, or a pool removed under a claim that goes on asking for it. It is none if the same config moves the holder, by its Plan: to
+// another value, or to a static of its own. Of a claim that asks another pool and has no value there yet, the value stays what it is,
+// pool or not. Claims that router makes and the config has no longer are about to be released, and can't be robbed. Sorted by allocation.
 func (c *Claimer) Check(ctx context.Context, router string, claims []Claim, statics []Static) ([]Theft, error) {
 	plan, err := c.Plan(ctx, claims)
 	if err != nil {
@@ -776,7 +776,7 @@ func (c *Claimer) Check(ctx context.Context, router string, claims []Claim, stat
 	}
 	for _, cl := range claims {
 		for _, a := range c.v.claims[cl.Name] {
-			if c.v.pools.byName[a.Pool] == nil && a.HeldBy(cl.Name, cl.UID) && !leaves(Holder{Claim: cl.Name, UID: cl.UID}, *a) {
+			if a.Pool == cl.Pool && c.v.pools.byName[a.Pool] == nil && a.HeldBy(cl.Name, cl.UID) && !leaves(Holder{Claim: cl.Name, UID: cl.UID}, *a) {
 				out = append(out, Theft{a.clone(), cl.Name, ""})
 			}
 		}

@@ -418,8 +418,8 @@ func (l *StoreLedger) propose(ctx context.Context, cfg *config.Config) ([]alloc.
 	var problems config.Problems
 	for _, t := range thefts {
 		field := "pools"
-		if _, name, ok := strings.Cut(t.By, "/endpoint/"); ok {
-			field = "endpoints." + name + ".address"
+		if t.By != "" {
+			field = desired.FieldOf(t.By)
 		}
 		problems = append(problems, cfg.Problem(field, t.Error()+"; move the holder first, or use another address"))
 	}

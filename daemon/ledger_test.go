@@ -556,15 +556,62 @@ func TestLedgerThefts(t *testing.T) {
 	if _, err := store.Create(t.Context(), a); err != nil {
 		t.Fatal(err)
 	}
-	_, err := ledgerOn(store).Propose(t.Context(), parsed(t, `version: 1
+	for asks, where := range map[string]string{
+		"endpoints: {w: {loopback: {}, address: {static: 10.0.0.1}}}":   "f:4:31: endpoints.w.address: 10.0.0.1 is given to r1/endpoint/w",
+		"loopbacks: {lo1: {role: router-id, ipv4: {static: 10.0.0.1}}}": "f:4:36: loopbacks.lo1.ipv4: 10.0.0.1 is given to r1/loopback/lo1/ipv4",
+	} {
+		_, err := ledgerOn(store).Propose(t.Context(), parsed(t, `version: 1
 node: {name: r1}
 pools: {p: {addresses: [10.0.0.0/24], exclude: [10.0.0.1]}}
-endpoints: {w: {loopback: {}, address: {static: 10.0.0.1}}}
-`))
-	want := "f:4:31: endpoints.w.address: 10.0.0.1 is given to r1/endpoint/w, but r2/endpoint/v holds it (pool p); move the holder first, or use another address"
-	if err == nil || err.Error() != want {
-		t.Errorf("got  %v\nwant %s", err, want)
+`+asks+"\n"))
+		want := where + ", but r2/endpoint/v holds it (pool p); move the holder first, or use another address"
+		if err == nil || err.Error() != want {
+			t.Errorf("got  %v\nwant %s", err, want)
+		}
 	}
+}
+
+// TestMoveToFullPool: an endpoint and a loopback that ask another pool, which is full, while theirs goes from the config, wait with what
+// they have, and move once there is room.
+func TestMoveToFullPool(t *testing.T) {
+	in(t, func(t *testing.T, r *running) {
+		l := ledgerOn(r.store)
+		l.o.Journal = r.ports.Journal
+		r.ports.Ledger = l
+		text := func(pools, pool string) string {
+			return "version: 1\nnode: {name: r1}\npools: {" + pools + "}\n" +
+				"endpoints: {vtep0: {ipvlan: {parent: eth1}, address: {pool: " + pool + "}}}\nvnis: {100: {endpoint: vtep0}}\n" +
+				"loopbacks: {lo9: {role: anycast-rp, ipv4: {pool: " + pool + ", group: rp}}}\n"
+		}
+		r.write(text("p: {addresses: [10.255.0.0/29]}", "p"))
+		r.start()
+		r.after(5 * time.Second)
+		r.is(status.Idle)
+		facts, ledger := r.facts(t), holders(t, r.store)
+		taken, err := r.store.Create(t.Context(), alloc.Allocation{Name: "q@10.254.0.0", Pool: "q", Value: "10.254.0.0"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.drop(text("q: {addresses: [10.254.0.0/32]}", "q"))
+		r.after(time.Minute)
+		r.is(status.Waiting, "FILE:4:61: endpoints.vtep0.address.pool: pool q exhausted: r1/endpoint/vtep0: PoolExhausted: all 1 values of pool q are taken")
+		if got := r.facts(t); got != facts {
+			t.Errorf("got\n%s\nwant\n%s", got, facts)
+		}
+		if err := r.store.Delete(t.Context(), taken.Name, taken.Version); err != nil {
+			t.Fatal(err)
+		}
+		same(t, "ledger", holders(t, r.store), ledger)
+		// Of one value the endpoint has the better claim, and the loopback waits alone, with what it had.
+		const others, endpoint = "p2@10.250.0.1 r2/loopback/lo0/ipv4", "q@10.254.0.0 r1/endpoint/vtep0"
+		r.after(time.Minute)
+		r.is(status.Waiting, "FILE:6:50: loopbacks.lo9.ipv4.pool: pool q exhausted: r1/loopback/lo9/ipv4: PoolExhausted: all 1 values of pool q are taken")
+		same(t, "ledger", holders(t, r.store), []string{others, "p@10.255.0.1 r1/loopback/lo9/ipv4", endpoint})
+		r.drop(text("q: {addresses: [10.254.0.0/31]}", "q"))
+		r.after(time.Minute)
+		r.is(status.Idle)
+		same(t, "ledger", holders(t, r.store), []string{others, endpoint, "q@10.254.0.1 r1/loopback/lo9/ipv4"})
+	})
 }
 
 // TestValueFreed: the daemon that waits for a value goes on at the moment when another router lets go of one.

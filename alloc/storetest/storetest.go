@@ -750,6 +750,16 @@ func rules(t *testing.T, ledger NewLedger) {
 		a.SetPools(mustPools(t, address("q", "", nil, "10.1.0.0/24")))
 		check("pool removed under a claim", []alloc.Claim{x}, nil, "10.0.0.0 of pool p is held by leaf1/x, and the config has no such pool")
 		check("pool removed, the claim moves", []alloc.Claim{claim("leaf1/x", "q", "")}, nil)
+		a.SetPools(mustPools(t, address("q", "", []string{"10.1.0.0"}, "10.1.0.0/32")))
+		moves := claim("leaf1/x", "q", "")
+		check("pool removed, the claim moves to a full one", []alloc.Claim{moves}, nil)
+		plan, err := a.Plan(t.Context(), []alloc.Claim{moves})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if k := plan[0].Condition; k == nil || k.Reason != alloc.PoolExhausted || !slices.Equal(plan[0].Held, []string{"p@10.0.0.0"}) {
+			t.Errorf("moving to a full pool: %+v", plan[0])
+		}
 		check("pool removed, its value given to another", nil, []alloc.Static{{Object: "leaf1/w", Value: "10.0.0.1"}},
 			"10.0.0.1 is given to leaf1/w, but leaf2/y holds it (pool p)")
 	})
