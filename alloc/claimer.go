@@ -292,10 +292,8 @@ func (v *view) free(cl Claim, prefer string, pool *compiled, moves bool) (string
 			return "", refuse(cl, PreferredValueUnavailable, "pool %s can't have that value: %v", cl.Pool, err)
 		case a != nil && a.Bound():
 			return "", refuse(cl, PreferredValueUnavailable, "%s of pool %s is held by %s", prefer, cl.Pool, a.stranger(cl))
-		case a != nil && a.For != "":
-			return "", refuse(cl, PreferredValueUnavailable, "%s of pool %s is kept for %s and doesn't allow binding", prefer, cl.Pool, a.For)
 		case a != nil:
-			return "", refuse(cl, PreferredValueUnavailable, "%s of pool %s is reserved", prefer, cl.Pool)
+			return "", refuse(cl, PreferredValueUnavailable, "%s of pool %s is %s", prefer, cl.Pool, a.reserved(cl))
 		case v.damaged[name].Name != "":
 			return "", refuse(cl, PreferredValueUnavailable, "%s of pool %s is taken by something unreadable: %v", prefer, cl.Pool, v.damaged[name])
 		case pool.excluded(prefer):
@@ -324,10 +322,33 @@ func (v *view) free(cl Claim, prefer string, pool *compiled, moves bool) (string
 
 // stranger says who holds a, where the name alone would read as the claim itself.
 func (a Allocation) stranger(cl Claim) string {
-	if a.Group == "" && a.Holders[0].Claim == cl.Name {
-		return fmt.Sprintf("an earlier %s (UID %q) and doesn't allow binding", cl.Name, a.Holders[0].UID)
+	h := a.Holders[0]
+	switch {
+	case a.Group != "" || h.Claim != cl.Name:
+		return a.holders()
+	case h.UID == cl.UID:
+		return cl.Name + " alone, and not for group " + cl.Group
+	case a.AllowBinding:
+		return fmt.Sprintf("an earlier %s (UID %q) alone, and not for group %s", cl.Name, h.UID, cl.Group)
 	}
-	return a.holders()
+	return fmt.Sprintf("an earlier %s (UID %q) and doesn't allow binding", cl.Name, h.UID)
+}
+
+// reserved says what the claim doesn't get a for, which nobody holds.
+func (a Allocation) reserved(cl Claim) string {
+	who := a.For
+	if a.Group != "" {
+		who = "group " + a.Group
+	}
+	switch {
+	case who == "":
+		return "reserved"
+	case !a.AllowBinding:
+		return "kept for " + who + " and doesn't allow binding"
+	case cl.Group != "" && a.For == cl.Name:
+		return "kept for " + who + " alone, and not for group " + cl.Group
+	}
+	return "kept for " + who
 }
 
 // Acquire gives the claim its value: what it holds, or else what Plan would propose, made in the ledger; when another is
@@ -652,11 +673,14 @@ func (c *Claimer) Pools(ctx context.Context) ([]PoolStatus, error) {
 	return out, nil
 }
 
-// Provision takes a value by hand, unbound: for the claim of that name, which then gets it, or with "" for nobody. The pool
-// must have the value. ErrExists when it is taken.
-func (c *Claimer) Provision(ctx context.Context, pool, value, claim string) (Allocation, error) {
-	if err := checkText("claim name", claim); err != nil {
+// Provision takes a value by hand, unbound: for the claim of that name, or for the first claim of that group, and so for the group,
+// which then gets it; or with neither for nobody. The pool must have the value. ErrExists when it is taken.
+func (c *Claimer) Provision(ctx context.Context, pool, value, claim, group string) (Allocation, error) {
+	if err := errors.Join(checkText("claim name", claim), checkText("group", group)); err != nil {
 		return Allocation{}, err
+	}
+	if claim != "" && group != "" {
+		return Allocation{}, fmt.Errorf("for claim %s or for group %s, but not for both: a group's value is for each of its claims", claim, group)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -672,7 +696,7 @@ func (c *Claimer) Provision(ctx context.Context, pool, value, claim string) (All
 		return Allocation{}, fmt.Errorf("%s isn't among the values of pool %s", value, pool)
 	}
 	a, err := c.store.Create(ctx, Allocation{
-		Name: Name(pool, value), Pool: pool, Value: value, For: claim, AllowBinding: claim != "",
+		Name: Name(pool, value), Pool: pool, Value: value, Group: group, For: claim, AllowBinding: claim != "" || group != "",
 		Retain: p.Reclaim == Retain, Created: c.now().UTC().Round(0),
 	})
 	if err != nil {

@@ -173,6 +173,8 @@ func (a Allocation) whose() string {
 		return "held by " + a.holders()
 	case a.For != "":
 		return "kept for " + a.For
+	case a.Group != "":
+		return "kept for group " + a.Group
 	}
 	return "reserved"
 }

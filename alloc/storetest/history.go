@@ -396,7 +396,7 @@ func (h *history) operator(i int) {
 		pool := rapid.SampledFrom([]string{"a", "i", "p"}).Draw(h.t, "pool")
 		value := rapid.SampledFrom(wishes[pool]).Draw(h.t, "value")
 		who := rapid.SampledFrom([]string{"", "r0/x", "r1/x", "r1/y", "r2/y"}).Draw(h.t, "for")
-		_, err := h.r[i].Provision(ctx, pool, value, who)
+		_, err := h.r[i].Provision(ctx, pool, value, who, "")
 		n := modelName(pool, value)
 		p := h.m.pool(pool)
 		ok := p != nil && slices.Contains(p.values, value) && h.m.all[n] == nil

@@ -655,15 +655,15 @@ func rules(t *testing.T, ledger NewLedger) {
 	})
 	t.Run("allocation made by hand before the claim: static assignment", func(t *testing.T) {
 		a, b := two(t, address("p", "", nil, "10.0.0.0/24"))
-		if _, err := a.Provision(t.Context(), "p", "10.0.0.50", "leaf1/x"); err != nil {
+		if _, err := a.Provision(t.Context(), "p", "10.0.0.50", "leaf1/x", ""); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := a.Provision(t.Context(), "p", "10.0.0.0", ""); err != nil {
+		if _, err := a.Provision(t.Context(), "p", "10.0.0.0", "", ""); err != nil {
 			t.Fatal(err)
 		}
-		_, err := b.Provision(t.Context(), "p", "10.0.0.50", "leaf2/y")
+		_, err := b.Provision(t.Context(), "p", "10.0.0.50", "leaf2/y", "")
 		wantIs(t, "provision what is taken", err, alloc.ErrExists)
-		if _, err := b.Provision(t.Context(), "p", "10.0.1.1", "leaf2/y"); err == nil || err.Error() != "10.0.1.1 isn't among the values of pool p" {
+		if _, err := b.Provision(t.Context(), "p", "10.0.1.1", "leaf2/y", ""); err == nil || err.Error() != "10.0.1.1 isn't among the values of pool p" {
 			t.Errorf("provision outside: %v", err)
 		}
 		b.refused(claim("leaf2/y", "p", "10.0.0.0"), alloc.PreferredValueUnavailable, "10.0.0.0 of pool p is reserved")
@@ -671,12 +671,41 @@ func rules(t *testing.T, ledger NewLedger) {
 		b.want(x, "10.0.0.50", true)
 		a.want(x, "10.0.0.50", false)
 		for _, v := range []string{"10.0.0.60", "10.0.0.61"} {
-			if _, err := a.Provision(t.Context(), "p", v, "leaf3/z"); err != nil {
+			if _, err := a.Provision(t.Context(), "p", v, "leaf3/z", ""); err != nil {
 				t.Fatal(err)
 			}
 		}
 		b.refused(z, alloc.MultipleAllocations, "p@10.0.0.60 and p@10.0.0.61 are all kept for this claim; release all but one")
 		b.want(claim("leaf3/z", "p", "10.0.0.61"), "10.0.0.61", true)
+	})
+	t.Run("allocation made by hand before the claims of a group: static assignment", func(t *testing.T) {
+		a, b := two(t, address("p", "", nil, "10.0.0.0/24"))
+		of := func(c alloc.Claim, prefer, group string) alloc.Claim {
+			c.Prefer, c.Group = prefer, group
+			return c
+		}
+		if _, err := a.Provision(t.Context(), "p", "10.0.0.50", "", "g"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.Provision(t.Context(), "p", "10.0.0.60", "leaf1/x", ""); err != nil {
+			t.Fatal(err)
+		}
+		_, err := a.Provision(t.Context(), "p", "10.0.0.70", "leaf1/x", "g")
+		if want := "for claim leaf1/x or for group g, but not for both: a group's value is for each of its claims"; err == nil || err.Error() != want {
+			t.Errorf("for both: %v", err)
+		}
+		const unavailable = alloc.PreferredValueUnavailable
+		b.refused(of(y, "10.0.0.50", ""), unavailable, "10.0.0.50 of pool p is kept for group g")
+		b.refused(of(y, "10.0.0.50", "h"), unavailable, "10.0.0.50 of pool p is kept for group g")
+		b.refused(of(y, "10.0.0.60", ""), unavailable, "10.0.0.60 of pool p is kept for leaf1/x")
+		b.refused(of(x, "10.0.0.60", "h"), unavailable, "10.0.0.60 of pool p is kept for leaf1/x alone, and not for group h")
+		b.want(of(y, "", "g"), "10.0.0.50", true)
+		a.want(of(z, "10.0.0.50", "g"), "10.0.0.50", true)
+		b.want(x, "10.0.0.60", true)
+		b.refused(of(x, "10.0.0.60", "h"), unavailable, "10.0.0.60 of pool p is held by leaf1/x alone, and not for group h")
+		same(t, "ledger", a.ledger(), []string{
+			"p@10.0.0.50 [leaf2/y:u1 leaf3/z:u1] group g allow", "p@10.0.0.60 [leaf1/x:u1] allow",
+		})
 	})
 	t.Run("pool shrinks below a live value: ValueOutOfRange, and the claim keeps it", func(t *testing.T) {
 		a, _ := two(t, address("p", "", nil, "10.0.0.0/30"))
@@ -953,7 +982,7 @@ func moves(t *testing.T, ledger NewLedger) {
 	})
 	t.Run("undo of a binding gives it back to whom it was kept for", func(t *testing.T) {
 		r, _, _ := one(t)
-		if _, err := r.Provision(t.Context(), "p", "10.0.0.7", "leaf1/x"); err != nil {
+		if _, err := r.Provision(t.Context(), "p", "10.0.0.7", "leaf1/x", ""); err != nil {
 			t.Fatal(err)
 		}
 		before := r.ledger()

@@ -297,21 +297,27 @@ func releaseCommand(d *desk) *cobra.Command {
 }
 
 func provisionCommand(d *desk) *cobra.Command {
-	var claim string
+	var claim, group string
 	cmd := &cobra.Command{
 		Use:   "provision POOL VALUE",
-		Short: "take a value by hand, for a claim to come or for nobody",
+		Short: "take a value by hand, for a claim or a group to come or for nobody",
 		Args:  usage(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if claim != "" && group != "" {
+				return usageError{errors.New("--for and --group: one of the two; a group's value is for each of its claims")}
+			}
 			return d.with(cmd, false, true, func(ctx context.Context, o *opened) error {
 				what := fmt.Sprintf("take %s of pool %s for nobody: no claim gets it", args[1], args[0])
-				if claim != "" {
+				switch {
+				case group != "":
+					what = fmt.Sprintf("take %s of pool %s for group %s: no claim without it gets it", args[1], args[0], group)
+				case claim != "":
 					what = fmt.Sprintf("take %s of pool %s for %s: no other claim gets it", args[1], args[0], claim)
 				}
 				if err := d.ask(cmd, what); err != nil {
 					return err
 				}
-				a, err := claims.Provision(ctx, o.claimer, args[0], args[1], claim)
+				a, err := claims.Provision(ctx, o.claimer, args[0], args[1], claim, group)
 				if err != nil {
 					return err
 				}
@@ -321,6 +327,7 @@ func provisionCommand(d *desk) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&claim, "for", "", "the claim that gets it, such as leaf1/endpoint/vtep0")
+	cmd.Flags().StringVar(&group, "group", "", "the group whose claims share it, such as anycast-rp")
 	return cmd
 }
 

@@ -300,6 +300,9 @@ func (h Held) String() string {
 		if h.Allocation.For != "" {
 			return value + ", kept for " + h.Allocation.For
 		}
+		if h.Allocation.Group != "" {
+			return value + ", kept for group " + h.Allocation.Group
+		}
 		return value + ", held by nobody"
 	}
 	var names []string
@@ -408,9 +411,10 @@ func changed(err error) error {
 	return err
 }
 
-// Provision takes a value of a pool for the claim of that name, or with "" for nobody, and says who has it where it is taken.
-func Provision(ctx context.Context, c *alloc.Claimer, pool, value, claim string) (alloc.Allocation, error) {
-	a, err := c.Provision(ctx, pool, value, claim)
+// Provision takes a value of a pool for the claim or for the group of that name, or with neither for nobody, and says who has it where
+// it is taken.
+func Provision(ctx context.Context, c *alloc.Claimer, pool, value, claim, group string) (alloc.Allocation, error) {
+	a, err := c.Provision(ctx, pool, value, claim, group)
 	if !errors.Is(err, alloc.ErrExists) {
 		return a, err
 	}

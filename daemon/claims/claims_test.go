@@ -48,7 +48,7 @@ func TestList(t *testing.T) {
 		alloc.Claim{Name: "leaf1/endpoint/any", Pool: "full", Group: "gw"},
 		alloc.Claim{Name: "leaf3/endpoint/any", Pool: "full", Group: "gw"},
 	)
-	if _, err := c.Provision(t.Context(), "lans", "10.1.0.64/26", "leaf1/lan"); err != nil {
+	if _, err := c.Provision(t.Context(), "lans", "10.1.0.64/26", "leaf1/lan", ""); err != nil {
 		t.Fatal(err)
 	}
 	other := ledger.Open()
@@ -167,7 +167,7 @@ func TestRelease(t *testing.T) {
 		}
 	}
 	// Somebody was faster.
-	if _, err := c.Provision(t.Context(), "vteps", "10.0.0.3", ""); err != nil {
+	if _, err := c.Provision(t.Context(), "vteps", "10.0.0.3", "", ""); err != nil {
 		t.Fatal(err)
 	}
 	found, err := Find(t.Context(), c, "vteps@10.0.0.3")
