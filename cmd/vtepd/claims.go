@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -214,15 +215,26 @@ func (d *desk) inUse(ctx context.Context, routers []string, value string) []stri
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	s, err := status.Fetch(ctx, d.socket)
+	var on []string
+	for _, e := range s.Endpoints {
+		if e.Address.String() == value {
+			on = append(on, "endpoint "+e.Name)
+		}
+	}
+	for _, l := range s.Loopbacks {
+		if slices.ContainsFunc(l.Addresses, func(a netip.Addr) bool { return a.String() == value }) {
+			on = append(on, "loopback "+l.Name)
+		}
+	}
 	var out []string
 	for _, r := range routers {
 		switch {
 		case err != nil || s.Node != r:
 			out = append(out, fmt.Sprintf("whether %s still runs can't be seen from here; if it does, it goes on using %s while another can get it", r, value))
-		case slices.ContainsFunc(s.Endpoints, func(e status.Endpoint) bool { return e.Address.String() == value }):
-			out = append(out, fmt.Sprintf("%s is live: vtepd runs here and has %s on an endpoint, and another can get it", r, value))
+		case len(on) > 0:
+			out = append(out, fmt.Sprintf("%s is live: vtepd runs here and has %s on %s, and another can get it", r, value, strings.Join(on, " and ")))
 		default:
-			out = append(out, fmt.Sprintf("%s is live: vtepd runs here, and %s is on none of its endpoints now", r, value))
+			out = append(out, fmt.Sprintf("%s is live: vtepd runs here, and %s is on none of its endpoints and loopbacks now", r, value))
 		}
 	}
 	return out

@@ -133,7 +133,7 @@ func TestRun(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "state", "ledger", "p@10.0.0.9"), []byte(held), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	says(1, `^release 10.0.0.9 of pool p, held by r1/endpoint/vtep0\nr1 is live: vtepd runs here, and 10.0.0.9 is on none of its endpoints now\nvtepd: nothing was done: `,
+	says(1, `^release 10.0.0.9 of pool p, held by r1/endpoint/vtep0\nr1 is live: vtepd runs here, and 10.0.0.9 is on none of its endpoints and loopbacks now\nvtepd: nothing was done: `,
 		"claims", "release", "r1/endpoint/vtep0")
 	says(1, `^vtepd: status socket `+dir+`/run/vtepd.sock: another vtepd answers there; stop it first, or give this one another socket\n$`,
 		"run", "--log-level", "error")
