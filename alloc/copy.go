@@ -12,7 +12,7 @@ import (
 // Copied counts what Copy found and did.
 type Copied struct {
 	Made    int `json:"made"`    // allocations that the target hadn't
-	Joined  int `json:"joined"`  // allocations of groups that got more members in the target
+	Joined  int `json:"joined"`  // allocations of the target's that got more members of their group, or the source's Retain
 	Present int `json:"present"` // allocations that needed nothing
 }
 
@@ -26,9 +26,9 @@ func (c Clashes) Error() string { return strings.Join(c, "\n") }
 const copyRounds = 10
 
 // Copy makes every allocation of from in to, under the same claims, and changes nothing else of either: what to has beyond that
-// stays. Members of a group are put together. It succeeds once to has been read and has all of it; twice is once, and a copy that
-// was cut off is completed by another. Clashes when to has another value for a claim or a group, another claim for a value, or when
-// an allocation can't be read in either; otherwise an error is a Store's.
+// stays. Members of a group are put together, and what the pool's reclaim was counts as in the source. It succeeds once to has been read and has all of it; twice is once, and a copy that
+// was cut off is completed by another. Clashes when to has another value for a claim or a group, another claim for a value, or an
+// operator's other word on binding, or when an allocation can't be read in either; otherwise an error is a Store's.
 func Copy(ctx context.Context, from, to Store) (Copied, error) {
 	var n Copied
 	made := map[string]bool{}
@@ -156,10 +156,18 @@ func (v *view) takes(from *view, a Allocation) (*Allocation, Clashes) {
 	switch {
 	case there.Group != a.Group, a.Bound() != there.Bound(), a.For != there.For, len(missing) > 0 && a.Group == "":
 		return nil, Clashes{fmt.Sprintf("%s of pool %s is %s in the source, and %s in the target", a.Value, a.Pool, a.whose(), there.whose())}
-	case len(missing) == 0:
+	case there.AllowBinding != a.AllowBinding:
+		// Which of the two is the later word isn't known.
+		allows, not := "source", "target"
+		if there.AllowBinding {
+			allows, not = not, allows
+		}
+		return nil, Clashes{fmt.Sprintf("%s allows binding in the %s, and not in the %s; `vtepd claims allow-binding %[1]s` says it in both, with --off the contrary", a.Name, allows, not)}
+	case len(missing) == 0 && there.Retain == a.Retain:
 		return nil, nil
 	}
 	w := there.clone()
+	w.Retain = a.Retain
 	for _, h := range missing {
 		w = w.with(h)
 	}

@@ -170,6 +170,14 @@ func TestCopyClashes(t *testing.T) {
 	kept := func(value, claim string) alloc.Allocation {
 		return alloc.Allocation{Pool: "p", Value: value, For: claim}
 	}
+	retained := func(a alloc.Allocation) alloc.Allocation {
+		a.Retain = true
+		return a
+	}
+	allowed := func(a alloc.Allocation) alloc.Allocation {
+		a.AllowBinding = true
+		return a
+	}
 	for _, test := range []struct {
 		name     string
 		from, to []alloc.Allocation
@@ -214,6 +222,25 @@ func TestCopyClashes(t *testing.T) {
 			"{Made:0 Joined:1 Present:0}",
 		},
 		{
+			"an operator's other word on binding",
+			[]alloc.Allocation{allowed(held("p", "10.0.0.1", "leaf1/x")), kept("10.0.0.2", "leaf1/y")},
+			[]alloc.Allocation{held("p", "10.0.0.1", "leaf1/x"), allowed(kept("10.0.0.2", "leaf1/y"))},
+			"p@10.0.0.1 allows binding in the source, and not in the target; `vtepd claims allow-binding p@10.0.0.1` says it in both, with --off the contrary\n" +
+				"p@10.0.0.2 allows binding in the target, and not in the source; `vtepd claims allow-binding p@10.0.0.2` says it in both, with --off the contrary",
+		},
+		{
+			"the same word on binding",
+			[]alloc.Allocation{allowed(held("p", "10.0.0.1", "leaf1/x"))},
+			[]alloc.Allocation{allowed(held("p", "10.0.0.1", "leaf1/x"))},
+			"{Made:0 Joined:0 Present:1}",
+		},
+		{
+			"retained in one of the two",
+			[]alloc.Allocation{retained(held("p", "10.0.0.1", "leaf1/x")), held("p", "10.0.0.2", "leaf2/x")},
+			[]alloc.Allocation{held("p", "10.0.0.1", "leaf1/x"), retained(held("p", "10.0.0.2", "leaf2/x"))},
+			"{Made:0 Joined:2 Present:0}",
+		},
+		{
 			"the target went on with a claim", // a move that is not done yet there
 			[]alloc.Allocation{held("p", "10.0.0.1", "leaf1/x")},
 			[]alloc.Allocation{held("p", "10.0.0.1", "leaf1/x"), held("p", "10.0.0.2", "leaf1/x")},
@@ -235,6 +262,18 @@ func TestCopyClashes(t *testing.T) {
 			}
 			if got != test.want {
 				t.Errorf("got  %s\nwant %s", got, test.want)
+			}
+			if err != nil {
+				return
+			}
+			for _, a := range test.from {
+				there, err := to.Get(t.Context(), alloc.Name(a.Pool, a.Value))
+				if err != nil || there.Retain != a.Retain || there.AllowBinding != a.AllowBinding {
+					t.Errorf("of %+v there is %+v, %v", a, there, err)
+				}
+			}
+			if n, err := alloc.Copy(t.Context(), from, to); err != nil || n != (alloc.Copied{Present: len(test.from)}) {
+				t.Errorf("again: %+v, %v", n, err)
 			}
 		})
 	}
