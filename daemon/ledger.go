@@ -74,6 +74,10 @@ const whereaboutsVersion = 1
 // known is a store that remembers what its node's claims held when it was last reached.
 type known interface{ Known() []alloc.Allocation }
 
+// outdated is a store that can say whether another one, opened now, would be told more than it was: a new password, or that what it
+// remembers is to be forgotten.
+type outdated interface{ Outdated() bool }
+
 var _ Ledger = (*StoreLedger)(nil)
 
 // NewLedger opens nothing yet.
@@ -153,10 +157,12 @@ func (l *StoreLedger) cache() string {
 	return filepath.Join(l.o.State, cacheName)
 }
 
-// open is the claimer on the store that the claims are in. l.mu is held.
+// open is the claimer on the store that the claims are in, which is opened anew where that one is outdated. l.mu is held.
 func (l *StoreLedger) open() (*alloc.Claimer, error) {
 	if l.claimer != nil {
-		return l.claimer, nil
+		if o, ok := l.store.(outdated); !ok || !o.Outdated() {
+			return l.claimer, nil
+		}
 	}
 	w, err := l.where()
 	if err != nil {
@@ -166,11 +172,15 @@ func (l *StoreLedger) open() (*alloc.Claimer, error) {
 	if err != nil {
 		return nil, err
 	}
-	none, err := alloc.NewPools()
+	list := l.pools
+	pools, err := alloc.NewPools(list...)
+	if err == nil {
+		err = l.shut()
+	}
 	if err != nil {
 		return nil, errors.Join(err, store.Close())
 	}
-	l.store, l.claimer, l.pools = store, alloc.NewClaimer(store, none), nil
+	l.store, l.claimer, l.pools = store, alloc.NewClaimer(store, pools), list
 	close(l.changed)
 	l.changed = make(chan struct{})
 	return l.claimer, nil

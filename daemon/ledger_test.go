@@ -2,10 +2,12 @@ package daemon
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -548,6 +550,110 @@ func TestEtcdAway(t *testing.T) {
 		}
 	}
 }
+
+// TestEtcdWiped: an etcd that has lost its ledger is not taken for an empty one, and what is said to be done about it works without a
+// restart, renumbering nobody.
+func TestEtcdWiped(t *testing.T) {
+	endpoint, _ := etcd(t)
+	s := &settled{t: t, dir: memoryDir(t)}
+	s.start()
+	defer func() { s.Close() }()
+	text := fmt.Sprintf("version: 1\nnode: {name: r1}\nstore: {etcd: {endpoints: [%q]}}\npools: {p: {addresses: [10.0.0.0/29]}}\n", endpoint)
+	cfg := parsed(t, text+"endpoints: {v: {loopback: {}, address: {pool: p, prefer: 10.0.0.5}}}\n")
+	s.gets(cfg, alloc.Create, "10.0.0.5")
+	live := journal.Committed{Generation: 1, State: state.State{Claims: []state.Claim{{Name: "r1/endpoint/v", Pool: "p", Value: "10.0.0.5"}}}}
+	if err := s.o.Journal.Commit(live); err != nil {
+		t.Fatal(err)
+	}
+	cfg = parsed(t, text+"endpoints: {v: {loopback: {}, address: {pool: p}}}\n")
+	s.gets(cfg, alloc.Keep, "10.0.0.5")
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	key := func(k string) string { return base64.StdEncoding.EncodeToString([]byte(k)) }
+	resp, err := http.Post(endpoint+"/v3/kv/deleterange", "application/json", strings.NewReader(fmt.Sprintf(`{"key": %q, "range_end": %q}`, key("/vtepd/"), key("/vtepd0"))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		t.Fatalf("deleting all: %s", resp.Status)
+	}
+	s.start()
+	cache := filepath.Join(s.dir, cacheName)
+	for range 2 {
+		s.gets(cfg, alloc.Keep, "10.0.0.5")
+		if err := s.Away(); err == nil || !strings.Contains(err.Error(), "; if that is meant, remove "+cache+"; what is claimed already stays") {
+			t.Errorf("away: %v", err)
+		}
+	}
+	if err := os.Remove(cache); err != nil {
+		t.Fatal(err)
+	}
+	s.gets(cfg, alloc.Create, "10.0.0.5")
+	if err := s.Away(); err != nil {
+		t.Errorf("away: %v", err)
+	}
+	s.gets(cfg, alloc.Keep, "10.0.0.5")
+}
+
+// TestOutdated: a store that says it is outdated is opened anew, with the pools and with those that watch it; one that can't be is
+// an error.
+func TestOutdated(t *testing.T) {
+	ledger := memstore.New()
+	var opened []*old
+	var broken error
+	l := NewLedger(LedgerOptions{
+		Open: func(config.Store, string, string) (alloc.Store, error) {
+			if broken != nil {
+				return nil, broken
+			}
+			opened = append(opened, &old{Store: ledger.Open()})
+			return opened[len(opened)-1], nil
+		},
+		Journal: journal.In("/nonexistent"),
+	})
+	defer l.Close()
+	cfg := parsed(t, "version: 1\nnode: {name: r1}\npools: {p: {addresses: [10.0.0.0/29]}}\nendpoints: {v: {loopback: {}, address: {pool: p}}}\n")
+	proposed := func() {
+		t.Helper()
+		if ps, err := l.Propose(t.Context(), cfg); err != nil || ps[0].Allocation.Value != "10.0.0.0" {
+			t.Fatalf("%+v, %v", ps, err)
+		}
+	}
+	proposed()
+	proposed()
+	if len(opened) != 1 {
+		t.Fatalf("%d were opened", len(opened))
+	}
+	changed := l.changed
+	opened[0].outdated = true
+	broken = errors.New("passwordFile: f is empty")
+	if _, err := l.Propose(t.Context(), cfg); err == nil || err.Error() != "f:1:1: store: passwordFile: f is empty" {
+		t.Errorf("%v", err)
+	}
+	broken = nil
+	proposed()
+	if len(opened) != 2 {
+		t.Fatalf("%d were opened", len(opened))
+	}
+	if err := opened[0].Health(t.Context()); !errors.Is(err, alloc.ErrUnavailable) {
+		t.Errorf("the old one is open: %v", err)
+	}
+	select {
+	case <-changed:
+	default:
+		t.Error("who watches isn't told")
+	}
+}
+
+// old is a store that is told whether it is outdated.
+type old struct {
+	*memstore.Store
+	outdated bool
+}
+
+func (o *old) Outdated() bool { return o.outdated }
 
 // TestLedgerThefts: a config that gives away what another router holds is refused, with both places named.
 func TestLedgerThefts(t *testing.T) {

@@ -126,7 +126,7 @@ func (c *cache) save(ledger string) {
 	c.changed = false
 }
 
-// advice is what to do about a ledger that isn't the one in the cache.
+// advice is what to do about a ledger that isn't the one in the cache. It works on a Store that is open by Outdated.
 func (c *cache) advice() string {
 	if c.path == "" {
 		return ""
@@ -145,4 +145,16 @@ func (s *Store) Known() []alloc.Allocation {
 		}
 	}
 	return out
+}
+
+// Outdated reports whether a Store opened now could go on where this one can't: etcd has another ledger than this one knows, and the
+// cache that says so has been removed.
+func (s *Store) Outdated() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.strange || s.cache.path == "" {
+		return false
+	}
+	_, err := os.Stat(s.cache.path)
+	return errors.Is(err, fs.ErrNotExist)
 }

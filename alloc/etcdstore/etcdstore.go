@@ -67,6 +67,7 @@ type Store struct {
 	ledger   string             // which ledger it is; "" when there was none yet
 	headText string             // the head's value, as it was last read
 	lost     *replaced          // once etcd has forgotten what it had
+	strange  bool               // the last answer wasn't the ledger's that is known
 	cache    cache
 }
 
@@ -181,6 +182,7 @@ func (s *Store) meet(h *etcdserverpb.ResponseHeader, before int64, kv *mvccpb.Ke
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.strange = true
 	switch {
 	case s.ledger != "" && kv == nil:
 		return &replaced{fmt.Sprintf("%s is gone, and with it the ledger%s", s.keys.head, s.cache.advice())}
@@ -191,6 +193,7 @@ func (s *Store) meet(h *etcdserverpb.ResponseHeader, before int64, kv *mvccpb.Ke
 		s.lost = &replaced{fmt.Sprintf("at revision %d, after revision %d: it was restored from an older copy%s", h.Revision, before, s.cache.advice())}
 		return s.lost
 	}
+	s.strange = false
 	if s.ledger == "" && got.Ledger != "" {
 		s.ledger = got.Ledger
 		s.cache.changed = true

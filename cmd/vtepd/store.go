@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -28,6 +29,8 @@ func (p *places) store(s config.Store, cache, node string, readOnly bool) (alloc
 		}
 		return dirstore.Open(path)
 	}
+	files := []string{s.Etcd.PasswordFile, s.Etcd.CA}
+	read, _ := contents(files) // what is wrong with them, they say who read them next
 	password, err := passwordIn(s.Etcd.PasswordFile)
 	if err != nil {
 		return nil, err
@@ -39,7 +42,37 @@ func (p *places) store(s config.Store, cache, node string, readOnly bool) (alloc
 	if err != nil {
 		return nil, fmt.Errorf("etcd: %w", err)
 	}
-	return e, nil
+	return letIn{e, files, read}, nil
+}
+
+// letIn is an etcd with what it took to be let in, which it was told when it was opened.
+type letIn struct {
+	*etcdstore.Store
+	files []string
+	read  []byte
+}
+
+// Outdated reports whether a Store opened now would be another: by what it knows, or because the password or the CAs have changed.
+func (l letIn) Outdated() bool {
+	now, err := contents(l.files)
+	// One that is away is being replaced.
+	return l.Store.Outdated() || err == nil && !bytes.Equal(now, l.read)
+}
+
+// contents are those of files; "" is none.
+func contents(files []string) ([]byte, error) {
+	var out []byte
+	for _, path := range files {
+		if path == "" {
+			continue
+		}
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		out = append(append(out, raw...), 0)
+	}
+	return out, nil
 }
 
 // passwordIn reads a file that holds a password, and a newline at most.

@@ -88,3 +88,38 @@ func TestPassword(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// TestLetIn: a store says that it is outdated once its password or its CAs are others, and not while one of the files is away.
+func TestLetIn(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "password")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("secret")
+	p := places{state: dir}
+	s := config.Store{Etcd: config.Etcd{Endpoints: []string{"http://127.0.0.1:1"}, Prefix: "/x", Username: "u", PasswordFile: path}}
+	opened, err := p.store(s, "", "", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer opened.Close()
+	is := func(what string, want bool) {
+		t.Helper()
+		if got := opened.(letIn).Outdated(); got != want {
+			t.Errorf("%s: outdated: %v", what, got)
+		}
+	}
+	is("as it was", false)
+	if err := os.Rename(path, path+".old"); err != nil {
+		t.Fatal(err)
+	}
+	is("away", false)
+	write("secret")
+	is("the same again", false)
+	write("another")
+	is("rotated", true)
+}
