@@ -71,8 +71,11 @@ const (
 
 const whereaboutsVersion = 1
 
-// known is a store that remembers what its node's claims held when it was last reached.
-type known interface{ Known() []alloc.Allocation }
+// known is a store that remembers what its node's claims held when it was last reached, and says why it can't keep that.
+type known interface {
+	Known() []alloc.Allocation
+	Unkept() error
+}
 
 // outdated is a store that can say whether another one, opened now, would be told more than it was: a new password, or that what it
 // remembers is to be forgotten.
@@ -400,6 +403,11 @@ func (l *StoreLedger) Propose(ctx context.Context, cfg *config.Config) ([]alloc.
 	if err != nil {
 		return nil, located(cfg, err)
 	}
+	if k, ok := l.store.(known); ok {
+		if err := k.Unkept(); err != nil {
+			l.away = fmt.Errorf("%w; a start while the store is away would have to wait for it", located(cfg, err))
+		}
+	}
 	l.waits.Store(slices.ContainsFunc(proposals, func(p alloc.Proposal) bool { return p.Condition != nil }))
 	return proposals, nil
 }
@@ -512,7 +520,7 @@ func (l *StoreLedger) Watch(ctx context.Context, hints chan<- struct{}) error {
 			}
 		}
 		if store != nil {
-			// Without hints the loop looks by itself, later. What changed before counts too.
+			// It fails only at an end, the store's or ctx's, of which there is word below. What changed before counts too.
 			c, _ = store.Watch(ctx)
 			pass()
 		}

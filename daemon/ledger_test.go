@@ -655,6 +655,36 @@ type old struct {
 
 func (o *old) Outdated() bool { return o.outdated }
 
+// forgetful is a store that can't keep what it knows.
+type forgetful struct {
+	*memstore.Store
+	why error
+}
+
+func (f *forgetful) Known() []alloc.Allocation { return nil }
+func (f *forgetful) Unkept() error             { return f.why }
+
+// TestUnkept: that what is known of a store can't be kept on disk is said in the status, holds up nothing, and is over by itself.
+func TestUnkept(t *testing.T) {
+	in(t, func(t *testing.T, r *running) {
+		store := &forgetful{r.store, errors.New("cache f: no space left on device")}
+		l := ledgerOn(nil)
+		l.o.Open = func(config.Store, string, string) (alloc.Store, error) { return store, nil }
+		r.ports.Ledger = l
+		r.write(firstVNI)
+		r.start()
+		r.after(5 * time.Second)
+		r.is(status.Waiting, "FILE:1:1: store: cache f: no space left on device; a start while the store is away would have to wait for it")
+		if r.vtep() != at1 {
+			t.Errorf("VTEP %s", r.vtep())
+		}
+		store.why = nil
+		r.hint()
+		r.after(time.Minute)
+		r.is(status.Idle)
+	})
+}
+
 // TestLedgerThefts: a config that gives away what another router holds is refused, with both places named.
 func TestLedgerThefts(t *testing.T) {
 	store := memstore.New().Open()

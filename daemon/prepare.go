@@ -25,7 +25,8 @@ type Ledger interface {
 	// Propose answers the claim of every endpoint of cfg that asks a pool: with the value that it holds or would be given,
 	// or with the condition why not. Nothing is written.
 	Propose(ctx context.Context, cfg *config.Config) ([]alloc.Proposal, error)
-	// Away is why the last answer of Propose is what the router is known to hold, and not the ledger's; nil if it is the ledger's.
+	// Away is why the last answer of Propose is what the router is known to hold, and not the ledger's, or why that couldn't be known at
+	// the next start; nil if all is well.
 	Away() error
 	// Watch sends a hint whenever what Propose had no value for may be there, or the ledger itself may be, until ctx ends.
 	Watch(ctx context.Context, hints chan<- struct{}) error

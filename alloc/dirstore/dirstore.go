@@ -42,6 +42,7 @@ type Store struct {
 	readOnly bool
 	op       func(op string) error // asked before every system call that changes something
 	poll     time.Duration         // see pollEvery
+	inotify  func(dir int) (*notifier, error)
 
 	// life is held for reading by every call, so that Close waits for them.
 	life   sync.RWMutex
@@ -78,7 +79,7 @@ func open(path string, readOnly bool, op func(string) error) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{path: path, dir: -1, readOnly: readOnly, op: op, poll: pollEvery, quit: make(chan struct{}), seen: map[string]entry{}}
+	s := &Store{path: path, dir: -1, readOnly: readOnly, op: op, poll: pollEvery, inotify: newNotifier, quit: make(chan struct{}), seen: map[string]entry{}}
 	if !readOnly {
 		switch err := os.Mkdir(path, 0o750); {
 		case err == nil:

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"vtepd/alloc"
 	"vtepd/alloc/storetest"
 )
@@ -51,4 +53,36 @@ func inMemory(t *testing.T) string {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
+}
+
+// TestNoInstanceLeft: who watches is told of changes also where there is no inotify instance left for it.
+func TestNoInstanceLeft(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "claims")
+	s, other := mustOpen(t, dir), mustOpen(t, dir)
+	if s.notify == nil {
+		t.Skip("the kernel doesn't tell of every change here: it is looked for anyway")
+	}
+	s.poll = 10 * time.Millisecond
+	s.inotify = func(int) (*notifier, error) { return nil, unix.EMFILE }
+	hints, err := s.Watch(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := func(what string) {
+		t.Helper()
+		select {
+		case <-hints:
+		case <-time.After(10 * time.Second):
+			t.Fatalf("no hint of %s", what)
+		}
+	}
+	a, err := other.Create(t.Context(), sample("10.0.0.1", "leaf1/x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	told("what was made")
+	if err := other.Delete(t.Context(), a.Name, a.Version); err != nil {
+		t.Fatal(err)
+	}
+	told("what is gone")
 }

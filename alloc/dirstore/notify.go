@@ -97,7 +97,8 @@ func parseEvents(b []byte) []event {
 	return out
 }
 
-// pollEvery is how often the directory's own time is looked at where another machine may change it.
+// pollEvery is how often the directory's own time is looked at where the kernel doesn't tell: another machine may change it, or there is
+// no inotify instance left.
 const pollEvery = 2 * time.Second
 
 // Watch implements alloc.Store.
@@ -113,16 +114,17 @@ func (s *Store) Watch(ctx context.Context) (<-chan struct{}, error) {
 		default:
 		}
 	}
-	if s.notify == nil {
+	var n *notifier
+	if s.notify != nil {
+		// Of instances a user has no more than 128, by default: without one, the directory is looked at.
+		n, _ = s.inotify(s.dir)
+	}
+	if n == nil {
 		s.watch.Go(func() {
 			defer close(hints)
 			s.pollDir(ctx, hint)
 		})
 		return hints, nil
-	}
-	n, err := newNotifier(s.dir)
-	if err != nil {
-		return nil, s.fail("watch", err)
 	}
 	// Non-blocking, so that Read waits in the runtime's poller and Close wakes it.
 	f := os.NewFile(uintptr(n.fd), "inotify")

@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -556,6 +558,19 @@ func TestCacheUnusable(t *testing.T) {
 	}
 	if err := s.Health(t.Context()); !errors.Is(err, alloc.ErrUnavailable) {
 		t.Errorf("health: %v", err)
+	}
+	if err := s.Unkept(); err == nil || !strings.HasPrefix(err.Error(), "cache "+dir+"/no/such/file: ") {
+		t.Errorf("unkept: %v", err)
+	}
+	// Once it can be written it is, although nothing has changed since.
+	if err := os.MkdirAll(filepath.Join(dir, "no/such"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(s.Unkept(), s.Health(t.Context())); err != nil {
+		t.Errorf("unkept: %v", err)
+	}
+	if known := open(t, Options{Endpoints: endpoints(e), Cache: filepath.Join(dir, "no/such/file"), Node: "leaf1"}).Known(); len(known) != 1 {
+		t.Errorf("known: %+v", known)
 	}
 	if _, err := Open(Options{Endpoints: endpoints(e), Cache: dir, Node: "leaf1"}); err == nil {
 		t.Error("a directory is taken for a cache")

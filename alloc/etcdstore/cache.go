@@ -106,7 +106,7 @@ func (c *cache) whole(seen map[string]entry) {
 	}
 }
 
-// save writes what has changed. A failure is kept for Health: a claim isn't refused because of it.
+// save writes what has changed. A failure is kept for Health and Unkept: a claim isn't refused because of it.
 func (c *cache) save(ledger string) {
 	if c.path == "" || !c.changed || ledger == "" {
 		return
@@ -145,6 +145,16 @@ func (s *Store) Known() []alloc.Allocation {
 		}
 	}
 	return out
+}
+
+// Unkept is why what Known says couldn't be written to the cache, which is tried once more; nil when it is there.
+func (s *Store) Unkept() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cache.err != nil && !s.strange {
+		s.cache.save(s.ledger)
+	}
+	return s.cache.err
 }
 
 // Outdated reports whether a Store opened now could go on where this one can't: etcd has another ledger than this one knows, and the
