@@ -41,7 +41,7 @@ var rooms = map[string][]string{
 	"frr/frrtest":          {"frr"},
 
 	// The daemon. Adapters are for cmd to know.
-	"daemon/config":  {},
+	"daemon/config":  {"alloc"},
 	"daemon/watch":   {},
 	"daemon/disk":    {},
 	"daemon/state":   {"alloc", "dataplane", "frr"},

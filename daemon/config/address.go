@@ -2,7 +2,6 @@ package config
 
 import (
 	"cmp"
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -109,29 +108,6 @@ func last(p netip.Prefix) netip.Addr {
 	}
 	a, _ := netip.AddrFromSlice(b)
 	return a
-}
-
-// nth is the address of p with n addresses of p before it.
-func nth(p netip.Prefix, n uint32) (netip.Addr, bool) {
-	if free := p.Addr().BitLen() - p.Bits(); free < 32 && n>>free > 0 {
-		return netip.Addr{}, false
-	}
-	b := p.Addr().AsSlice()
-	low := b[len(b)-4:]
-	binary.BigEndian.PutUint32(low, binary.BigEndian.Uint32(low)|n)
-	return netip.AddrFromSlice(b)
-}
-
-// size says how many addresses p holds.
-func size(p netip.Prefix) string {
-	switch free := p.Addr().BitLen() - p.Bits(); {
-	case free == 0:
-		return "1 address"
-	case free < 64:
-		return fmt.Sprintf("%d addresses", uint64(1)<<free)
-	default:
-		return fmt.Sprintf("2^%d addresses", free)
-	}
 }
 
 // excludes reports whether a is excluded from the pool.

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"gopkg.in/yaml.v3"
+
+	"vtepd/alloc"
 )
 
 // Source is one file's name, as messages are to show it, and its bytes.
@@ -484,7 +486,7 @@ func (d *decoder) address(o object, a *Address) {
 	case len(kinds) > 1:
 		o.bad(kinds[1], "stands beside %s at %s; an address has exactly one of pool, static and cidr", kinds[0], o.at(kinds[0]))
 	}
-	for _, need := range [][2]string{{"prefer", "pool"}, {"group", "pool"}, {"from", "cidr"}} {
+	for _, need := range [][2]string{{"prefer", "pool"}, {"group", "pool"}, {"from", "cidr"}, {"exclude", "cidr"}} {
 		if o.has(need[0]) && !o.has(need[1]) && len(kinds) > 0 {
 			o.bad(need[0], "goes with %s, which is not here; leave it out", need[1])
 		}
@@ -572,17 +574,33 @@ func (d *decoder) fromCIDR(o object, a *Address) {
 		return
 	}
 	a.CIDR = prefix
-	if !d.cfg.Node.HasIndex {
-		if _, reported := d.cfg.pos["node.index"]; !reported {
-			o.bad("cidr", "needs node.index, which is missing; it says which address of %s is this router's", prefix)
+	var exclude []string
+	items, ok := o.list("exclude", "a list of addresses, ranges and prefixes", "an address, a range or a prefix")
+	for _, e := range items {
+		if _, why := parseRange(e.value); why != "" {
+			d.bad(e.pos, e.field, "%s", why)
+			ok = false
+			continue
 		}
+		exclude = append(exclude, e.value)
+	}
+	given, there := d.cfg.pos["node.index"]
+	switch {
+	case !d.cfg.Node.HasIndex && there:
+		o.bad("cidr", "%v: what stands at %s is none", alloc.NoIndex(prefix), given)
+		return
+	case !d.cfg.Node.HasIndex:
+		o.bad("cidr", "%v; node.index says which of them is this router's", alloc.NoIndex(prefix))
+		return
+	case !ok && o.has("exclude"):
 		return
 	}
-	index := d.cfg.Node.Index
-	if a.Derived, ok = nth(prefix, uint32(index)); !ok {
-		o.bad("cidr", "node.index at %s is %d, and %s holds %s; an index must be less than that",
-			d.cfg.At("node.index"), index, prefix, size(prefix))
+	addr, err := alloc.FromIndex(prefix, d.cfg.Node.Index, exclude)
+	if err != nil {
+		o.bad("cidr", "node.index at %s: %v", given, err)
+		return
 	}
+	a.Derived = addr
 }
 
 func (d *decoder) vni(e entry, bridged bool) {

@@ -365,7 +365,7 @@ f:7:57: endpoints.d.address.prefer: goes with pool, which is not here; leave it 
 f:7:73: endpoints.d.address.from: goes with cidr, which is not here; leave it out
 f:8:21: endpoints.e.address.from: is missing; write from: index, the only way there is
 f:9:56: endpoints.f.address.from: is the text "name"; must be index
-f:10:30: endpoints.g.address: is the text "10.0.0.1"; must be a mapping of pool, prefer, group, static, cidr, from`},
+f:10:30: endpoints.g.address: is the text "10.0.0.1"; must be a mapping of pool, prefer, group, static, cidr, from, exclude`},
 		{"unusable addresses", head + `endpoints:
   a: {loopback: {}, address: {static: 0.0.0.0}}
   b: {loopback: {}, address: {static: 224.0.0.1}}
@@ -423,9 +423,23 @@ f:9:48: endpoints.d.address.prefer: 10.0.0.9 is excluded from pool p at f:4:59
 f:11:48: endpoints.f.address.prefer: 10.0.0.10 is the address of endpoint e at f:10:48; each endpoint must have its own
 f:12:39: endpoints.g.address.static: 2001:db8::1:0 lies in pool p at f:4:32, which could give it to another endpoint; exclude it there or use one outside
 f:13:48: endpoints.h.address.prefer: "x" is not an IP address; must be one such as 10.255.0.11 or 2001:db8::11`},
-		{"index outside", "version: 1\nnode: {name: a, index: 4}\nendpoints:\n  a: {loopback: {}, address: {cidr: 10.0.0.0/30, from: index}}\n", `f:4:37: endpoints.a.address.cidr: node.index at f:2:24 is 4, and 10.0.0.0/30 holds 4 addresses; an index must be less than that`},
-		{"index outside of one", "version: 1\nnode: {name: a, index: 1}\nendpoints:\n  a: {loopback: {}, address: {cidr: \"2001:db8::1/128\", from: index}}\n", `f:4:37: endpoints.a.address.cidr: node.index at f:2:24 is 1, and 2001:db8::1/128 holds 1 address; an index must be less than that`},
-		{"index missing", "version: 1\nnode: {name: a}\nendpoints:\n  a: {loopback: {}, address: {cidr: 10.0.0.0/30, from: index}}\n", `f:4:37: endpoints.a.address.cidr: needs node.index, which is missing; it says which address of 10.0.0.0/30 is this router's`},
+		{"index outside", "version: 1\nnode: {name: a, index: 4}\nendpoints:\n  a: {loopback: {}, address: {cidr: 10.0.0.0/30, from: index}}\n", `f:4:37: endpoints.a.address.cidr: node.index at f:2:24: index 4 is outside 10.0.0.0/30 (4 addresses, index 0 to 3)`},
+		{"index outside of one", "version: 1\nnode: {name: a, index: 1}\nendpoints:\n  a: {loopback: {}, address: {cidr: \"2001:db8::1/128\", from: index}}\n", `f:4:37: endpoints.a.address.cidr: node.index at f:2:24: index 1 is outside 2001:db8::1/128 (1 address, index 0)`},
+		{"index missing", "version: 1\nnode: {name: a}\nendpoints:\n  a: {loopback: {}, address: {cidr: 10.0.0.0/30, from: index}}\n", `f:4:37: endpoints.a.address.cidr: no index given for 10.0.0.0/30 (4 addresses, index 0 to 3); node.index says which of them is this router's`},
+		{"index negative", "version: 1\nnode: {name: a, index: -1}\nendpoints:\n  a: {loopback: {}, address: {cidr: 10.0.0.0/30, from: index}}\n", `
+f:2:24: node.index: is -1; must be a decimal number from 0 to 2147483647
+f:4:37: endpoints.a.address.cidr: no index given for 10.0.0.0/30 (4 addresses, index 0 to 3): what stands at f:2:24 is none`},
+		{"index excluded", head + `endpoints:
+  a: {loopback: {}, address: {cidr: 10.0.0.0/30, from: index, exclude: [10.0.0.0 - 10.0.0.1]}}
+  b: {loopback: {}, address: {cidr: 10.0.1.0/30, from: index, exclude: [10.0.1.0, 10.0.1.3]}}
+  c: {loopback: {}, address: {cidr: 10.0.2.0/30, from: index, exclude: [x, 10.0.2.1]}}
+  d: {loopback: {}, address: {static: 10.0.3.1, exclude: [10.0.3.1]}}
+  e: {loopback: {}, address: {cidr: 10.0.4.0/30, from: index, exclude: 10.0.4.1}}
+`, `
+f:4:37: endpoints.a.address.cidr: node.index at f:2:28: index 1 of 10.0.0.0/30 (4 addresses, index 0 to 3) is 10.0.0.1, which 10.0.0.0 - 10.0.0.1 excludes
+f:6:73: endpoints.c.address.exclude[0]: "x" is not an address, a range or a prefix; must be one such as 10.255.0.1, 10.255.0.5-10.255.0.9 or 10.255.0.64/28
+f:7:58: endpoints.d.address.exclude: goes with cidr, which is not here; leave it out
+f:8:72: endpoints.e.address.exclude: is the text "10.0.4.1"; must be a list of addresses, ranges and prefixes`},
 
 		{"unknown references", base + "  200: {endpoint: vtep1}\n  300: {endpoint: spine}\n  400: {endpoint: 5}\n  500: {}\n", `
 f:11:19: vnis.200.endpoint: there is no endpoint "vtep1"; did you mean vtep0?
