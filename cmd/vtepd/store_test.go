@@ -1,7 +1,11 @@
 package main
 
 import (
+	"encoding/json"
+	"errors"
+	"fmt"
 	"net"
+	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -12,7 +16,10 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	"go.etcd.io/etcd/server/v3/embed"
 
+	"vtepd/alloc"
+	"vtepd/daemon"
 	"vtepd/daemon/config"
+	"vtepd/daemon/journal"
 )
 
 // etcdCommand is `etcd NAME`: an etcd of one member runs until the script ends, and the variable NAME is its HOST:PORT.
@@ -20,32 +27,119 @@ func etcdCommand(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: etcd NAME")
 	}
+	endpoint, stop, err := startEtcd(filepath.Join(ts.Getenv("WORK"), ".etcd-"+args[0]))
+	ts.Check(err)
+	ts.Defer(stop)
+	ts.Setenv(args[0], endpoint)
+}
+
+// startEtcd runs an etcd of one member on data in dir, at HOST:PORT.
+func startEtcd(dir string) (endpoint string, stop func(), err error) {
 	cfg := embed.NewConfig()
-	cfg.Dir = filepath.Join(ts.Getenv("WORK"), ".etcd-"+args[0])
+	cfg.Dir = dir
 	cfg.LogLevel, cfg.LogOutputs = "fatal", []string{os.DevNull}
 	cfg.UnsafeNoFsync = true
 	cfg.TickMs, cfg.ElectionMs = 20, 200
 	var urls [2]url.URL
 	for i := range urls {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
-		ts.Check(err)
+		if err != nil {
+			return "", nil, err
+		}
 		urls[i] = url.URL{Scheme: "http", Host: l.Addr().String()}
-		ts.Check(l.Close())
+		l.Close()
 	}
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = urls[:1], urls[:1]
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = urls[1:], urls[1:]
 	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
 	e, err := embed.StartEtcd(cfg)
-	ts.Check(err)
-	ts.Defer(e.Close)
+	if err != nil {
+		return "", nil, err
+	}
 	select {
 	case <-e.Server.ReadyNotify():
-	case err := <-e.Err():
-		ts.Fatalf("etcd: %v", err)
+		return urls[0].Host, e.Close, nil
+	case err = <-e.Err():
 	case <-time.After(time.Minute):
-		ts.Fatalf("etcd isn't ready after a minute")
+		err = errors.New("etcd isn't ready after a minute")
 	}
-	ts.Setenv(args[0], urls[0].Host)
+	e.Close()
+	return "", nil, err
+}
+
+// TestPasswordRotated: the daemon's ledger goes on with a new password once the file has it, without a restart.
+func TestPasswordRotated(t *testing.T) {
+	dir := t.TempDir()
+	endpoint, stop, err := startEtcd(filepath.Join(dir, "etcd"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	// ask asks etcd over its JSON gateway.
+	ask := func(token, what, body string) (answer struct{ Token string }) {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+endpoint+"/v3/auth/"+what, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", token)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatalf("%s: %s, %v", what, resp.Status, err)
+		}
+		return answer
+	}
+	ask("", "user/add", `{"name": "root", "password": "old"}`)
+	ask("", "role/add", `{"name": "root"}`)
+	ask("", "user/grant", `{"user": "root", "role": "root"}`)
+	ask("", "enable", `{}`)
+
+	p := &places{state: filepath.Join(dir, "state")}
+	if err := os.Mkdir(p.state, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	ledger := daemon.NewLedger(daemon.LedgerOptions{
+		Open:  func(s config.Store, cache, node string) (alloc.Store, error) { return p.store(s, cache, node, false) },
+		State: p.state, Default: p.ledger(), Journal: journal.In(p.state),
+	})
+	defer ledger.Close()
+	path := filepath.Join(dir, "password")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("old")
+	cfg, err := config.Parse("f", []byte(fmt.Sprintf("version: 1\nnode: {name: r1}\nstore: {etcd: {endpoints: [%q], username: root, passwordFile: %s}}\n"+
+		"pools: {p: {addresses: [10.0.0.0/29]}}\nendpoints: {v: {loopback: {}, address: {pool: p}}}\n", endpoint, path)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	answers := func() error {
+		t.Helper()
+		ps, err := ledger.Propose(t.Context(), cfg)
+		if err == nil && (len(ps) != 1 || ps[0].Allocation.Value != "10.0.0.0") {
+			t.Fatalf("%+v", ps)
+		}
+		return err
+	}
+	if err := answers(); err != nil {
+		t.Fatal(err)
+	}
+	token := ask("", "authenticate", `{"name": "root", "password": "old"}`).Token
+	ask(token, "user/changepw", `{"name": "root", "password": "new"}`)
+	if err := answers(); err == nil {
+		t.Fatal("the old password lets in")
+	}
+	write("new\n")
+	if err := answers(); err != nil {
+		t.Errorf("with the new password: %v", err)
+	}
 }
 
 // TestPassword: it comes from a file, and no error shows it.
