@@ -103,6 +103,7 @@ var inTests = map[string][]string{
 	"github.com/santhosh-tekuri/jsonschema/v6": {"e2e/clab"},                               // containerlab's own schema
 	"go.etcd.io/etcd/server/v3":                {"alloc/etcdstore", "cmd/vtepd", "daemon"}, // embedded
 	"go.etcd.io/etcd/client/pkg/v3":            {"alloc/etcdstore"},                        // in the options of the embedded one
+	"golang.org/x/sys":                         {"frr/vty"},                                // a root with few capabilities
 	"github.com/vishvananda/netlink":           {"dataplane/monitor"},                      // makes the links that are heard of
 	"github.com/vishvananda/netns":             {"dataplane/kernel", "dataplane/monitor"},
 }

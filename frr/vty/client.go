@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -57,7 +58,7 @@ func dial(ctx context.Context, dir, daemon string, timeout time.Duration, trips 
 	dialer := net.Dialer{Timeout: timeout}
 	conn, err := dialer.DialContext(ctx, "unix", c.path)
 	if err != nil {
-		return nil, c.unreachable(dialWords(daemon, err), err)
+		return nil, c.unreachable(dialWords(c.path, daemon, err), err)
 	}
 	c.conn = conn
 	text, rc, err := c.Ask(ctx, "enable")
@@ -73,14 +74,14 @@ func dial(ctx context.Context, dir, daemon string, timeout time.Duration, trips 
 
 func socket(dir, daemon string) string { return filepath.Join(dir, daemon+".vty") }
 
-func dialWords(daemon string, err error) string {
+func dialWords(path, daemon string, err error) string {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return "no such file: is FRR running, and is its socket directory shared with vtepd?"
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return "connection refused: " + daemon + " is not running"
 	case errors.Is(err, fs.ErrPermission):
-		return "permission denied: vtepd must be root or in the group frrvty"
+		return "permission denied: " + denied(path)
 	case errors.Is(err, syscall.EINVAL):
 		return "the path is too long for a unix socket"
 	}
@@ -89,6 +90,30 @@ func dialWords(daemon string, err error) string {
 		err = op.Err
 	}
 	return err.Error()
+}
+
+// denied says whose a socket is, or the directory that hides it, and who asks: root is refused too, where a service or a container
+// leaves it without CAP_DAC_OVERRIDE.
+func denied(path string) string {
+	const want = "vtepd must be in that group: SupplementaryGroups= of its unit, FRRVTY_GID of compose.yaml"
+	what := "the socket"
+	info, err := os.Stat(path)
+	if err != nil {
+		what = "its directory"
+		info, err = os.Stat(filepath.Dir(path))
+	}
+	if err != nil {
+		return fmt.Sprintf("%v; %s", err, want)
+	}
+	groups, err := os.Getgroups()
+	if err != nil {
+		return fmt.Sprintf("%v; %s", err, want)
+	}
+	groups = append(groups, os.Getegid())
+	slices.Sort(groups)
+	st := info.Sys().(*syscall.Stat_t)
+	return fmt.Sprintf("%s is of user %d and group %d with mode %04o, and vtepd is user %d in groups %d; %s",
+		what, st.Uid, st.Gid, info.Mode().Perm(), os.Geteuid(), slices.Compact(groups), want)
 }
 
 // unreachable is an error for people that wraps frr.ErrUnreachable without repeating its words.

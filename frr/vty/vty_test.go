@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"vtepd/frr"
 	"vtepd/frr/frrtest"
@@ -129,10 +131,55 @@ func TestNoSocket(t *testing.T) {
 	if err == nil || err.Error() != want || !errors.Is(err, frr.ErrUnreachable) {
 		t.Errorf("long: %v", err)
 	}
+}
 
-	// Root is refused nothing, so the words alone.
-	if got := dialWords("bgpd", &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", fs.ErrPermission)}); got != "permission denied: vtepd must be root or in the group frrvty" {
-		t.Error(got)
+// TestDenied: a root without CAP_DAC_OVERRIDE, as the unit and the compose file have it, is told whose the socket is.
+func TestDenied(t *testing.T) {
+	d := dir(t)
+	frrtest.Serve(t, d, "bgpd", func(string) frrtest.Answer { return frrtest.Answer{} })
+	const user, group = 92, 64995
+	socket := filepath.Join(d, "bgpd.vty")
+	own := func(path string, mode fs.FileMode) {
+		t.Helper()
+		if err := errors.Join(os.Chown(path, user, group), os.Chmod(path, mode)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	groups, err := os.Getgroups()
+	if err != nil {
+		t.Fatal(err)
+	}
+	groups = append(groups, os.Getegid())
+	slices.Sort(groups)
+	dial := func() (err error) {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			runtime.LockOSThread() // for ever: the thread ends with what it is left of capabilities
+			head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+			var sets [2]unix.CapUserData
+			if err = unix.Capget(&head, &sets[0]); err == nil {
+				sets[0].Effective &^= 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_DAC_READ_SEARCH
+				err = unix.Capset(&head, &sets[0])
+			}
+			if err == nil {
+				_, err = Dial(t.Context(), d, "bgpd", 0)
+			}
+		}()
+		<-done
+		return err
+	}
+	for what, mode := range map[string]fs.FileMode{"the socket": 0o755, "its directory": 0o750} {
+		own(socket, 0o770)
+		own(d, mode)
+		if what == "the socket" {
+			mode = 0o770
+		}
+		want := fmt.Sprintf("frr: bgpd: socket %s: permission denied: %s is of user 92 and group 64995 with mode %04o, and vtepd is user 0 in groups %d; "+
+			"vtepd must be in that group: SupplementaryGroups= of its unit, FRRVTY_GID of compose.yaml", socket, what, mode, slices.Compact(groups))
+		if err := dial(); err == nil || err.Error() != want || !errors.Is(err, frr.ErrUnreachable) || !errors.Is(err, fs.ErrPermission) {
+			t.Errorf("%v\nwould be:\n%s", err, want)
+		}
 	}
 }
 
