@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -115,11 +117,61 @@ func TestNoManager(t *testing.T) {
 	}
 }
 
-// TestUnit: systemd finds nothing wrong with the unit, and it asks for no more than it needs.
+// needed are the settings of the unit without which vtepd doesn't run, or isn't looked after, and of each what it must have.
+var needed = map[string]string{
+	"Type":        "notify", // readiness: notify.go
+	"WatchdogSec": "2min",
+	"Restart":     "always",
+	// A minute more than a rollback may take.
+	"TimeoutStopSec": "4min",
+	// systemd kills the others alone when vtepd has ended.
+	"KillMode":            "mixed",
+	"SupplementaryGroups": "frrvty",
+	// Links, addresses and routes; echo requests; setns and unshare, of the shadow namespace and the parents'.
+	"CapabilityBoundingSet":   "CAP_NET_ADMIN CAP_NET_RAW CAP_SYS_ADMIN",
+	"RestrictNamespaces":      "net",
+	"SystemCallFilter":        "@system-service setns unshare",
+	"RestrictAddressFamilies": "AF_UNIX AF_NETLINK AF_INET AF_INET6",
+	// What --config, --state and --socket are by default.
+	"ConfigurationDirectory": "vtepd",
+	"StateDirectory":         "vtepd",
+	"RuntimeDirectory":       "vtepd",
+}
+
+// lacking says, sorted, what of the needed settings a unit's text doesn't have.
+func lacking(unit string) (out []string) {
+	has := map[string][]string{}
+	for line := range strings.Lines(unit) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		has[key] = append(has[key], strings.Fields(value)...)
+	}
+	for key, value := range needed {
+		for _, word := range strings.Fields(value) {
+			if !slices.Contains(has[key], word) {
+				out = append(out, key+"="+word)
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// TestUnit: systemd finds nothing wrong with the unit, and it asks for no more than it needs, nor for less.
 func TestUnit(t *testing.T) {
 	unit, err := os.ReadFile("vtepd.service")
 	if err != nil {
 		t.Fatal(err)
+	}
+	if l := lacking(string(unit)); l != nil {
+		t.Errorf("the unit lacks %q", l)
+	}
+	for key, value := range needed {
+		for _, word := range strings.Fields(value) {
+			without := regexp.MustCompile("(?m)^("+key+"=.*?) ?"+word+"\\b").ReplaceAllString(string(unit), "$1")
+			if l := lacking(without); !slices.Equal(l, []string{key + "=" + word}) {
+				t.Errorf("without %s=%s a unit lacks %q, says the test", key, word, l)
+			}
+		}
 	}
 	self, err := os.Executable()
 	if err != nil {
