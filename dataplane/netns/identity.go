@@ -22,7 +22,7 @@ func Identity() (string, error) {
 	defer unix.Close(fd)
 	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	if err != nil {
-		return "", fmt.Errorf("identity of the network namespace: SO_NETNS_COOKIE: %w", err)
+		return "", fmt.Errorf("identity of the network namespace: SO_NETNS_COOKIE, which needs Linux 5.14: %w", err)
 	}
 	return fmt.Sprintf("%s/%d", strings.TrimSpace(string(boot)), cookie), nil
 }
