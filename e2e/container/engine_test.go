@@ -241,39 +241,47 @@ func (e *engine) load(ctx context.Context, archive string) error {
 
 // build has the engine follow the Dockerfile of a checkout with the program that lies there.
 func (e *engine) build(ctx context.Context, checkout, ref, version string) error {
-	args, err := json.Marshal(map[string]string{"VERSION": version})
-	if err != nil {
-		return err
-	}
-	files, err := os.ReadFile(filepath.Join(checkout, "Dockerfile"))
-	if err != nil {
-		return err
-	}
 	program, err := os.ReadFile(filepath.Join(checkout, "bin", "vtepd"))
+	if err != nil {
+		return err
+	}
+	recipe, err := os.ReadFile(filepath.Join(checkout, "Dockerfile"))
+	if err != nil {
+		return err
+	}
+	return e.follows(ctx, ref, map[string]string{"VERSION": version}, map[string][]byte{"Dockerfile": recipe, "bin/vtepd": program})
+}
+
+// next gives the name of an image to another one, that differs in a label.
+func (e *engine) next(ctx context.Context, ref string) error {
+	return e.follows(ctx, ref, nil, map[string][]byte{"Dockerfile": []byte("FROM " + ref + "\nLABEL next=true\n")})
+}
+
+// follows has the engine follow a Dockerfile, with some files beside it.
+func (e *engine) follows(ctx context.Context, ref string, args map[string]string, files map[string][]byte) error {
+	values, err := json.Marshal(args)
 	if err != nil {
 		return err
 	}
 	var in bytes.Buffer
 	tw := tar.NewWriter(&in)
-	for _, f := range []struct {
-		name string
-		data []byte
-	}{{"Dockerfile", files}, {"bin/vtepd", program}} {
-		if err := tw.WriteHeader(&tar.Header{Name: f.name, Mode: 0o755, Size: int64(len(f.data))}); err != nil {
+	for name, data := range files {
+		if err := tw.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(data))}); err != nil {
 			return err
 		}
-		if _, err := tw.Write(f.data); err != nil {
+		if _, err := tw.Write(data); err != nil {
 			return err
 		}
 	}
 	if err := tw.Close(); err != nil {
 		return err
 	}
-	return e.post(ctx, "/build?"+url.Values{"t": {ref}, "buildargs": {string(args)}, "rm": {"1"}}.Encode(), &in)
+	return e.post(ctx, "/build?"+url.Values{"t": {ref}, "buildargs": {string(values)}, "rm": {"1"}}.Encode(), &in)
 }
 
 // container is what the engine says of a container.
 type container struct {
+	ID    string `json:"Id"`
 	Image string // its id
 	State struct {
 		Pid    int
