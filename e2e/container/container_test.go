@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -23,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"vtepd/daemon/plan"
+	"vtepd/daemon/status"
 	"vtepd/e2e/clab"
 	"vtepd/e2e/fabric"
 	"vtepd/e2e/lab"
@@ -350,6 +352,9 @@ func TestContainers(t *testing.T) {
 	if foreign, err := w.one.Foreign(ctx); err != nil || foreign != w.foreign {
 		t.Errorf("the operator's things: %v\n%s\nwere:\n%s", err, foreign, w.foreign)
 	}
+
+	w.note("== an endpoint whose parent is the host's")
+	w.onHost(one, vnis, "10.0.0.24")
 	w.healthy(w.two)
 }
 
@@ -427,7 +432,17 @@ func (w *world) renewed(l *leaf, change fabric.Config) {
 	}
 }
 
-// beside runs a program of this guest's in a leaf's network namespace: also while the leaf's container has ended.
+// host runs a program of this guest's, in its own network namespace.
+func (w *world) host(args ...string) string {
+	w.Helper()
+	out, err := exec.CommandContext(w.within(time.Minute), args[0], args[1:]...).CombinedOutput()
+	if err != nil {
+		w.Fatalf("%q: %v: %s", args, err, out)
+	}
+	return string(out)
+}
+
+// beside does so in a leaf's: also while the leaf's container has ended.
 func (w *world) beside(l *leaf, args ...string) (out string) {
 	w.Helper()
 	w.must(l.Leaf.InNetwork(func() error {
@@ -438,6 +453,82 @@ func (w *world) beside(l *leaf, args ...string) (out string) {
 		return err
 	}))
 	return out
+}
+
+// onHost has leaf1 make an endpoint on a link of this guest's, which is the host, as the compose file says, and go back. The other end of
+// the link is leaf2's: what that sends there is received in leaf1.
+func (w *world) onHost(c fabric.Config, vnis []int, address string) {
+	w.Helper()
+	ctx := w.within(6 * time.Minute)
+	l := w.one
+	text, err := os.ReadFile("../../compose.yaml")
+	w.must(err)
+	mount := regexp.MustCompile(`(?m)^      # (- .*/run/netns/host.*)$`).FindSubmatch(text)
+	if mount == nil {
+		w.Fatal("no mount of /run/netns/host in compose.yaml")
+	}
+	override := filepath.Join(w.engine.dir, l.name, "override.yaml")
+	w.must(os.WriteFile(override, fmt.Appendf(nil, "services:\n  vtepd:\n    volumes:\n      %s\n", mount[1]), 0o644))
+	l.files = append(l.files, override)
+
+	w.host("ip", "netns", "attach", "host", "1")
+	w.Cleanup(func() {
+		if out, err := exec.Command("ip", "netns", "del", "host").CombinedOutput(); err != nil {
+			w.Errorf("%v: %s", err, out)
+		}
+	})
+	w.host("ip", "link", "add", "nic0", "type", "veth", "peer", "name", "nic0", "netns", fmt.Sprint(w.two.pids["frr"]))
+	w.host("ip", "addr", "add", "192.0.2.1/24", "dev", "nic0")
+	w.host("ip", "link", "set", "nic0", "up")
+	for _, args := range []string{"ip addr add 192.0.2.2/24 dev nic0", "ip link set nic0 up", "ip route add 10.0.0.31/32 via 192.0.2.1"} {
+		_, err := w.two.Leaf.Exec(ctx, strings.Fields(args)...)
+		w.must(err)
+	}
+
+	beside, announced := w.ids(l, "netns", "frr"), w.announced(l)
+	w.must(l.compose(ctx, "up", "--detach"))
+	w.again(l, "vtepd")
+	if now := w.ids(l, "netns", "frr"); !slices.Equal(now, beside) {
+		w.Errorf("the containers beside vtepd are %q, were %q", now, beside)
+	}
+	before := w.settled(l.Side, vnis, address)
+	w.few(l)
+	links := w.links(l)
+
+	c.Endpoints = "  vtep1:\n    ipvlan: {parent: nic0, parentNetns: host}\n    address: {pool: vteps, prefer: 10.0.0.31}\n"
+	c.MoreVNIs = "  300: {endpoint: vtep1}\n"
+	w.must(l.Drop(c.YAML()))
+	_, err = l.Settle(w.within(4*time.Minute), "has an endpoint on the host's link", func(n status.Snapshot) error {
+		if n.Condition != status.Idle || n.Generation == before.Generation {
+			return errors.New("not at rest")
+		}
+		return nil
+	})
+	w.must(err)
+	w.hears(l, sorted(announced, "10.0.0.31/32", "VNI 300 at 10.0.0.31"))
+	w.note("leaf2, over the host's link: %s", w.beside(w.two, "ping", "-n", "-c", "3", "-i", "0.2", "-W", "5", "-I", "10.0.0.12", "10.0.0.31"))
+
+	_, err = l.VTEPD(ctx, "rollback")
+	w.must(err)
+	w.hears(l, announced)
+	w.settled(l.Side, vnis, address)
+	if now := w.links(l); now != links {
+		w.Errorf("links:\n%s\nwere:\n%s", now, links)
+	}
+	w.host("ip", "link", "del", "nic0")
+}
+
+// links are a leaf's and the host's.
+func (w *world) links(l *leaf) string {
+	w.Helper()
+	return w.beside(l, "ip", "-br", "link") + w.host("ip", "-br", "link")
+}
+
+// sorted is a list with more in it.
+func sorted(list []string, more ...string) []string {
+	list = slices.Concat(list, more)
+	slices.Sort(list)
+	return list
 }
 
 // image holds the image to its bound; the engine builds the same from the Dockerfile.

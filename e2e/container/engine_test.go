@@ -433,9 +433,10 @@ func (e *engine) residue() error {
 // router is one compose project: a leaf.
 type router struct {
 	*engine
-	name string
-	env  []string
-	drop string
+	name  string
+	env   []string
+	drop  string
+	files []string // of the project
 }
 
 // router prepares the project of a leaf, with the files of the containerlab topology.
@@ -444,7 +445,7 @@ func (e *engine) router(name string) (*router, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &router{engine: e, name: name, drop: filepath.Join(e.dir, name, "drop")}
+	r := &router{engine: e, name: name, drop: filepath.Join(e.dir, name, "drop"), files: []string{"../../compose.yaml"}}
 	files := filepath.Join(checkout, "containerlab", "evpn-l2")
 	group, err := exec.Command("getent", "group", "frrvty").Output()
 	if err != nil {
@@ -460,8 +461,12 @@ func (e *engine) router(name string) (*router, error) {
 // compose runs docker compose on the file at the top of the checkout.
 func (r *router) compose(ctx context.Context, args ...string) error {
 	began := time.Now()
+	options := []string{"--project-name", r.name, "--progress", "plain"}
+	for _, f := range r.files {
+		options = append(options, "--file", f)
+	}
 	// What docker runs for its word compose.
-	cmd := exec.CommandContext(ctx, "docker-compose", append([]string{"--file", "../../compose.yaml", "--project-name", r.name, "--progress", "plain"}, args...)...)
+	cmd := exec.CommandContext(ctx, "docker-compose", append(options, args...)...)
 	cmd.Env = slices.Concat(os.Environ(), []string{"DOCKER_HOST=unix://" + r.socket(), "HOME=" + r.dir}, r.env)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
