@@ -279,6 +279,9 @@ func (r *running) killedAt(when func(txn.Event) bool) {
 		r.t.Fatal(err, prep)
 	}
 	prep.Plan.Dropped = history.Fingerprint(srcs)
+	if err := history.In(filepath.Join(r.state, "history")).Propose(prep.Plan.Generation, srcs); err != nil {
+		r.t.Fatal(err)
+	}
 	x := r.runner(r.ports.Journal)
 	x.Decide = nil
 	x.Report = func(e txn.Event) {
@@ -295,6 +298,33 @@ func (r *running) killedAt(when func(txn.Event) bool) {
 		r.t.Errorf("it wasn't killed: %v", x.Run(r.t.Context(), prep.Plan))
 	}()
 	r.kernel.Restart()
+}
+
+// TestKilledRetiring: what a daemon had verified when it was killed is what was verified last for the next one, which finishes it.
+func TestKilledRetiring(t *testing.T) {
+	for _, phase := range []plan.Phase{plan.Drain, plan.Retire} {
+		in(t, func(t *testing.T, r *running) {
+			r.write(firstVNI)
+			r.start()
+			r.halt()
+			r.write(moved)
+			r.killedAt(func(e txn.Event) bool { return e.Phase == phase })
+			r.write("nonsense")
+			r.start()
+			r.after(3 * time.Second) // the drain
+			s, _ := r.board.Get()
+			if s.Condition != status.Invalid || s.Messages[len(s.Messages)-1] != "running on the config of generation 2, which was verified last" {
+				t.Errorf("%s: %q", s.Condition, s.Messages)
+			}
+			if r.vtep() != at2 {
+				t.Errorf("the VTEP is %s", r.vtep())
+			}
+			r.kept(1, 2)
+			if e, err := r.d.History.Newest(); err != nil || string(e.Sources[0].Data) != moved {
+				t.Errorf("the newest is %q (%v)", e.Sources, err)
+			}
+		})
+	}
 }
 
 // TestKilledWhileWaiting: the deadline is the same for the next daemon.

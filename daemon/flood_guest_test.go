@@ -121,7 +121,7 @@ func TestFlood(t *testing.T) {
 	unaided := time.Now().Add(auditEvery - 10*time.Second) // until then no audit can have helped
 	before := see(eyes)
 
-	const events = 5_000
+	const events = 10_000
 	var flood strings.Builder
 	for i := range events {
 		fmt.Fprintf(&flood, "link set foreign0 alias n%d\n", i)

@@ -128,6 +128,39 @@ func TestConfirm(t *testing.T) {
 	}
 }
 
+// TestReject: that a change was refused is written down before the journal forgets it, and what can't be written is one of the way
+// back's errors, in the first daemon and in one that takes it up.
+func TestReject(t *testing.T) {
+	for _, later := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			r, decide := asking()
+			full := errors.New("no space left on device")
+			var told []error
+			r.Reject = func(why error) error {
+				if r.journal.rec == nil {
+					t.Error("the journal has forgotten it")
+				}
+				told = append(told, why)
+				return full
+			}
+			_, ended := waiting(t, func(ctx context.Context) error { return r.Run(ctx, r.p) })
+			decide <- false
+			var failed *txn.Error
+			if err := ended(); !errors.As(err, &failed) || !errors.Is(failed.Degraded, full) || r.journal.rec == nil || len(told) != 1 || !errors.Is(told[0], txn.ErrRejected) {
+				t.Fatalf("%v, told %v", err, told)
+			}
+			full = nil
+			if later {
+				r.Runner = &txn.Runner{Kernel: r.Kernel, CNI: r.CNI, FRR: r.FRR, Ledger: r.Ledger, Journal: r.Journal, Reject: r.Reject}
+			}
+			if err := r.Recover(t.Context(), *r.journal.rec); err != nil || r.journal.rec != nil || len(told) != 2 {
+				t.Errorf("%v, told %v", err, told)
+			}
+			r.is(t, r.from)
+		})
+	}
+}
+
 // TestLost: in another namespace than the record speaks of, the kernel's part of the way back is there already; FRR's and the
 // ledger's is done.
 func TestLost(t *testing.T) {
