@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -300,6 +301,54 @@ func (r *running) killedAt(when func(txn.Event) bool) {
 	r.kernel.Restart()
 }
 
+// TestTendedWhileWaiting: what a bgpd that restarts has lost while a change waits to be confirmed is put back for both addresses, in
+// the first daemon and in one that takes it up, and a yes counts.
+func TestTendedWhileWaiting(t *testing.T) {
+	for _, later := range []bool{false, true} {
+		in(t, func(t *testing.T, r *running) {
+			_, says := r.unconfirmed()
+			full, err := r.frr.Observe(t.Context(), frr.Query{Config: true, Sessions: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			operators := slices.DeleteFunc(slices.Clone(full.Networks), func(n frr.Network) bool { return n.RouteMap == frr.Mark })
+			if len(full.Networks)-len(operators) != 2 {
+				t.Fatalf("lines: %v", full.Networks)
+			}
+			if later {
+				r.halt()
+				says = inAMinute()
+				r.start()
+				r.is(status.Unconfirmed, says)
+			}
+			r.after(3 * time.Second)
+			r.frr.SetUnreachable(fmt.Errorf("frr: bgpd: socket x: %w", frr.ErrUnreachable))
+			r.after(3 * time.Second)
+			r.frr.SetInstance(frr.Instance{})
+			r.frr.SetUnreachable(nil)
+			r.after(3 * time.Second)
+			r.frr.SetInstance(full.Instance)
+			r.frr.SetSessions(full.Sessions...)
+			r.frr.SetNetworks(operators...)
+			r.frr.SetEVPN(true)
+			r.after(4 * time.Second)
+			r.is(status.Unconfirmed, says)
+			now, err := r.frr.Observe(t.Context(), frr.Query{Config: true})
+			if err != nil || !slices.Equal(now.Networks, full.Networks) || !now.EVPN {
+				t.Errorf("lines: %v, were %v (%v)", now.Networks, full.Networks, err)
+			}
+			if err := r.d.Confirm(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			r.after(2 * time.Second)
+			r.is(status.Idle)
+			if got := r.endpoints(); !slices.Equal(got, []string{at2.String()}) {
+				t.Errorf("endpoints %v", got)
+			}
+		})
+	}
+}
+
 // TestKilledRetiring: what a daemon had verified when it was killed is what was verified last for the next one, which finishes it.
 func TestKilledRetiring(t *testing.T) {
 	for _, phase := range []plan.Phase{plan.Drain, plan.Retire} {
@@ -528,10 +577,17 @@ func TestRecoverElsewhere(t *testing.T) {
 // TestFollow: the namespaces of parents are followed as long as the config or what is live has any there.
 func TestFollow(t *testing.T) {
 	in(t, func(t *testing.T, r *running) {
+		var mu sync.Mutex
 		var followed [][]string
-		r.ports.Follow = func(names []string) { followed = append(followed, names) }
+		r.ports.Follow = func(names []string) {
+			mu.Lock()
+			defer mu.Unlock()
+			followed = append(followed, names)
+		}
 		follows := func(what string, want ...string) {
 			t.Helper()
+			mu.Lock()
+			defer mu.Unlock()
 			if len(followed) == 0 || !slices.Equal(followed[len(followed)-1], want) {
 				t.Errorf("%s: %q, want %q", what, followed, want)
 			}

@@ -137,6 +137,7 @@ func PrepareLive(ctx context.Context, p Ports, cfg *config.Config) (Prepared, er
 	if err != nil {
 		return out, err
 	}
+	v.live = true
 	a, b := state.Observed(v.kernel, v.frr, last.State, v.held), last.State
 	b.Claims = v.held // nothing is claimed or given back
 	b.EVPN = b.EVPN && (a.EVPN || !v.frr.EVPN)
@@ -166,6 +167,7 @@ type view struct {
 	kernel dataplane.Observation
 	frr    frr.Observation
 	held   []state.Claim // by the router
+	live   bool          // on behalf of what is live alone
 }
 
 // see looks at the kernel with the namespaces, at FRR with the prefixes, and at what the ledger has of the router.
@@ -200,9 +202,13 @@ func (v view) plan(ctx context.Context, p Ports, a, b state.State, proposals []a
 	if refused := plan.Check(a, b, look); len(refused) > 0 {
 		return refused, nil
 	}
-	drifted, drift, err := drifted(ctx, p.CNI, a, b)
-	if err != nil {
-		return nil, err
+	var lost []dataplane.Attachment
+	var drift []string
+	if !v.live { // a plugin that fails at what is wanted may fail at what is live, which is none the worse for it
+		var err error
+		if lost, drift, err = drifted(ctx, p.CNI, a, b); err != nil {
+			return nil, err
+		}
 	}
 	k, f := v.kernel, v.frr
 	theirs := func(n frr.Network) bool { return n.RouteMap == frr.Mark && !slices.Contains(a.Routes, n.Prefix) }
@@ -218,7 +224,7 @@ func (v view) plan(ctx context.Context, p Ports, a, b state.State, proposals []a
 		Links:      k.Links, Sessions: f.Sessions, RouterID: f.Instance.RouterID, Configured: f.Instance.Configured.IsValid(),
 		VNIs:      vnis(k.Links, f),
 		MapShared: slices.ContainsFunc(f.Networks, theirs),
-		Stale:     stale(k, a), Drifted: drifted,
+		Stale:     stale(k, a), Drifted: lost,
 	}
 	out.Plan = plan.Compute(a, b, in)
 	out.Plan.Notes = drift

@@ -25,6 +25,13 @@ func (r *Runner) back(ctx context.Context, p plan.Plan) error {
 	})
 }
 
+// notTheirs is prefixes less those for which the operator has put a line in the place of ours: it announces them as well.
+func notTheirs(prefixes []netip.Prefix, f frr.Observation) []netip.Prefix {
+	return slices.DeleteFunc(slices.Clone(prefixes), func(p netip.Prefix) bool {
+		return slices.ContainsFunc(f.Networks, func(n frr.Network) bool { return n.Prefix == p && n.RouteMap != frr.Mark })
+	})
+}
+
 // mend does the first half of the plan from what is there to the old state: what adds and changes. What is too much is left
 // for the proof to name. It writes no journal: the record of p stays until the proof holds, and a recovery comes here again.
 func (r *Runner) mend(ctx context.Context, p plan.Plan) error {
@@ -45,11 +52,29 @@ func (r *Runner) mend(ctx context.Context, p plan.Plan) error {
 	if err != nil {
 		return err
 	}
-	got := state.Observed(k, f, p.Old, held)
-	if len(state.Diff(got, p.Old)) == 0 {
+	return r.add(ctx, p, state.Observed(k, f, p.Old, held), p.Old, k, f)
+}
+
+// tend puts back what FRR has lost of the lines that p's old and new state have, while both are there.
+func (r *Runner) tend(ctx context.Context, p plan.Plan) error {
+	f, err := r.FRR.Observe(ctx, frr.Query{Config: true, Sessions: true})
+	if err != nil || f.Instance.ASN == 0 {
+		return err
+	}
+	both := state.State{Routes: slices.Concat(p.Old.Routes, p.New.Routes), EVPN: p.Old.EVPN || p.New.EVPN, RouterID: p.New.RouterID}
+	got := state.Observed(dataplane.Observation{}, f, both, nil)
+	want := both.Normal()
+	want.Routes = slices.Compact(notTheirs(want.Routes, f))
+	want.EVPN = want.EVPN && (got.EVPN || !f.EVPN)
+	return r.add(ctx, p, got, want, dataplane.Observation{}, f)
+}
+
+// add does the first half of the plan from got to want.
+func (r *Runner) add(ctx context.Context, p plan.Plan, got, want state.State, k dataplane.Observation, f frr.Observation) error {
+	if len(state.Diff(got, want)) == 0 {
 		return nil
 	}
-	q := plan.Compute(got, p.Old, plan.Input{
+	q := plan.Compute(got, want, plan.Input{
 		Generation: max(p.Generation, plan.NewestGeneration(k.Links)) + 1, Router: p.Router, ASN: f.Instance.ASN,
 		Links: k.Links, Sessions: f.Sessions, RouterID: f.Instance.RouterID, Configured: f.Instance.Configured.IsValid(),
 		MapShared: true, // the map stays

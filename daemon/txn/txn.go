@@ -94,6 +94,8 @@ const (
 	nudges = 4
 	// loaded is how long bgpd's lines don't change any more when it has read its configuration, at least.
 	loaded = 2 * time.Second
+	// confirmLook is how often FRR's lines are looked at while a change waits to be confirmed: FRR tells nobody when one goes.
+	confirmLook = time.Second
 	// lastDrain bounds the drain of a daemon that was told to stop.
 	lastDrain = 5 * time.Second
 	// retryFirst and retryMost bound the backoff of a step past the point of no return.
@@ -213,7 +215,7 @@ func (r *Runner) step(ctx context.Context, p plan.Plan, k int, deadline time.Tim
 	if deadline.IsZero() {
 		err = r.do(ctx, s.Do)
 	} else {
-		err = r.confirm(ctx, deadline)
+		err = r.confirm(ctx, p, deadline)
 	}
 	r.report(Event{Phase: s.Phase, Step: k, Done: true, Err: err})
 	return err
@@ -230,26 +232,58 @@ var (
 // ErrTampered is what the error of a transaction wraps whose links didn't stay as it had made them.
 var ErrTampered = errors.New("somebody else changed it meanwhile")
 
-// confirm waits for a word until the deadline.
-func (r *Runner) confirm(ctx context.Context, deadline time.Time) error {
+// confirm waits for a word until the deadline. Meanwhile it puts back FRR's lines that are lost with a bgpd that restarts. A yes
+// counts when all that was verified still holds.
+func (r *Runner) confirm(ctx context.Context, p plan.Plan, deadline time.Time) error {
 	over := time.After(time.Until(deadline))
-	alive := time.NewTicker(retryMost)
-	defer alive.Stop()
+	look := time.NewTicker(confirmLook)
+	defer look.Stop()
+	var lines [2]string // fingerprints of FRR's: that which all is there with, and that of the last look
 	for {
 		select {
 		case good := <-r.Decide:
 			if !good {
 				return ErrRejected
 			}
-			return nil
+			if err := r.tend(ctx, p); err != nil && !errors.Is(err, frr.ErrUnreachable) {
+				return err
+			}
+			return r.await(ctx, proof(p))
 		case <-over:
 			return ErrUnconfirmed
 		case <-ctx.Done():
 			return fmt.Errorf("stopped before it was confirmed: %w", ctx.Err())
-		case <-alive.C:
-			r.beat()
+		case <-look.C:
+		}
+		r.beat()
+		f, err := r.FRR.Observe(ctx, frr.Query{Lines: true})
+		if err != nil { // it is waited for
+			lines = [2]string{}
+			continue
+		}
+		// A bgpd that has restarted is empty until it has loaded its configuration, line by line.
+		if lines[0] != f.Fingerprint && lines[1] == f.Fingerprint {
+			if err := r.tend(ctx, p); err != nil {
+				r.report(Event{Phase: plan.Confirm, Note: fmt.Sprintf("FRR's lines: %v", err)})
+				continue
+			}
+			if f, err = r.FRR.Observe(ctx, frr.Query{Lines: true}); err != nil {
+				continue
+			}
+			lines[0] = f.Fingerprint
+		}
+		lines[1] = f.Fingerprint
+	}
+}
+
+// proof is what was verified.
+func proof(p plan.Plan) plan.Await {
+	for _, s := range p.Steps {
+		if s.Phase == plan.Verify && s.Do.Await != nil {
+			return *s.Do.Await
 		}
 	}
+	return plan.Await{}
 }
 
 func (r *Runner) beat() {
